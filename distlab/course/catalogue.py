@@ -1,7 +1,6 @@
 """The map of the course: its exercises, their files, and the exercises that they build on.
 
-Read from ``course.toml``; ``validate`` proves that every exercise is complete. Imports neither
-torch nor any exercise, so that the map shows at once.
+Read from ``course.toml``. Imports neither torch nor any exercise, so that the map shows at once.
 """
 
 from __future__ import annotations
@@ -11,13 +10,14 @@ import difflib
 import functools
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..host.toml import tomllib
 from .regions import functions_in, regions_of
-from .tracks import Track, problems, tracks_of
+from .tracks import Track, tracks_of
 
 INDEX = "course.index.json"  # stands for the solutions where they are absent
 
@@ -139,6 +139,16 @@ class Course:
             "`distlab` shows the map)"
         )
 
+    def prerequisites(self, ids: Iterable[str]) -> set[str]:
+        """All exercises that those in ``ids`` build on."""
+        found: set[str] = set()
+        todo = list(ids)
+        while todo:
+            new = self.exercise(todo.pop()).builds_on - found
+            found |= new
+            todo += new
+        return found
+
     def phase(self, number: int) -> Phase:
         """The phase with this number."""
         for phase in self.phases:
@@ -250,50 +260,3 @@ def features_for(exercise: Exercise) -> tuple[Feature, ...]:
         for feature in load_course().features
         if exercise.id not in feature.but and (not feature.only or exercise.id in feature.only)
     )
-
-
-def validate(course: Course, mutants: dict[str, int]) -> list[str]:
-    """The missing parts: each line names the exercise and the part (empty: all complete).
-
-    ``mutants``: number of wrong implementations per exercise.
-    """
-    found = []
-    seen: set[str] = set()
-    for exercise in course.exercises:
-        found += [f"{exercise.id}: {text}" for text in _missing(exercise, seen)]
-        if mutants.get(exercise.id, 0) < 2:
-            found.append(f"{exercise.id}: fewer than two wrong implementations")
-        seen.add(exercise.id)
-    return found + problems(course.tracks, {e.id: e.builds_on for e in course.exercises})
-
-
-def _missing(exercise: Exercise, earlier: set[str]) -> list[str]:
-    found = []
-    if exercise.id in earlier:
-        found.append("the id is not unique")
-    others = exercise.builds_on - earlier
-    found += [f"builds on {other}, which does not come earlier" for other in sorted(others)]
-    if exercise.points < 1:
-        found.append("points must be positive")
-    if exercise.minutes < 1 or exercise.difficulty not in range(1, 6):
-        found.append("has no estimate: python -m scripts.workload --write")
-    if len(exercise.hints) != 3 or not all(h.strip() for h in exercise.hints):
-        found.append("needs three hints")
-    if not exercise.solution_path.is_file():
-        return [*found, "has no solution file"]
-    try:
-        if not functions_of(exercise):
-            found.append("has no solution region inside a function")
-    except ValueError as error:
-        found.append(str(error))
-    if not exercise.template_path.is_file():
-        found.append("has no template")
-    if not check_files(exercise):
-        found.append("has no check")
-    guidelines = exercise.guidelines_path
-    text = guidelines.read_text(encoding="utf-8") if guidelines.is_file() else ""
-    heading = rf"^## {re.escape(exercise.id)} [^\n]*\n"
-    section = re.search(heading + r"(.*?)(?=^## |\Z)", text, re.M | re.S)
-    if not section or len(section[1].strip()) < 200:
-        found.append("has no section in guidelines.md")
-    return found

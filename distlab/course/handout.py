@@ -41,13 +41,8 @@ def chosen(course: Course, phases: Iterable[int], ids: Iterable[str]) -> Course:
     wanted |= {course.exercise(each).id for each in ids}
     if not wanted:
         raise ValueError("nothing is chosen: name --phases or --exercises")
-    todo, needed = list(wanted), set(wanted)
-    while todo:
-        exercise = course.exercise(todo.pop())
-        new = exercise.builds_on - needed
-        needed |= new
-        todo += new
-    lacking = [e.id for e in course.exercises if e.id in needed - wanted]
+    needed = course.prerequisites(wanted) - wanted
+    lacking = [e.id for e in course.exercises if e.id in needed]
     if lacking:
         raise ValueError(
             "what is chosen builds on other exercises, which learners need as well: add "

@@ -11,6 +11,7 @@ from ..sandbox import Limits
 from .live import View
 from .run import run_session
 from .session import Request
+from .side_by_side import processors
 from .verdicts import Report
 
 
@@ -37,5 +38,6 @@ def _request(phase: Phase, options: argparse.Namespace) -> Request:
         known=frozenset(known),
         partial=options.partial,
         tier=options.tier,
+        jobs=options.jobs or processors(),
         sandbox=Limits() if options.sandbox else None,
     )

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..course.catalogue import Course, Exercise, Phase, check_files, load_course
+from ..course.catalogue import Exercise, Phase, check_files, load_course
 from .live import View
 from .session import Request, Session
 from .verdicts import CheckResult, ExerciseResult, Report
-
-
-def _prerequisites(course: Course, ids: Iterable[str]) -> set[str]:
-    """All exercises that those in ``ids`` build on."""
-    found: set[str] = set()
-    todo = list(ids)
-    while todo:
-        exercise = course.exercise(todo.pop())
-        new = exercise.builds_on - found
-        found |= new
-        todo += new
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +52,7 @@ def plan(phase: Phase, request: Request) -> Plan:
     """Which exercises are graded for this request, and where their checks are."""
     course = load_course()
     selected = request.exercises or tuple(e.id for e in phase.exercises)
-    needed = set() if request.trusted else _prerequisites(course, selected) - request.known
+    needed = set() if request.trusted else course.prerequisites(selected) - request.known
     every = [e for e in course.exercises if e.id in needed or e.id in selected]
     files = tuple(sorted({str(path) for e in every for path in check_files(e)}))
     return Plan(phase=phase, request=request, selected=selected, every=every, files=files)

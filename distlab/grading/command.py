@@ -49,8 +49,18 @@ def _parser(phase: Phase) -> argparse.ArgumentParser:
     parser.add_argument(
         "--sandbox", action="store_true", help="run the code in namespaces of its own (Linux)"
     )
+    parser.add_argument(
+        "--jobs", type=_positive, help="checks at a time; default: as many as processors, up to 4"
+    )
     parser.add_argument("-k", dest="keyword", default="", help="only checks whose name matches")
     return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("expected 1 or more")
+    return number
 
 
 def main(

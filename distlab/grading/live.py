@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable
-from types import TracebackType
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
@@ -36,24 +35,16 @@ class View:
         self.each_check = len(self.asked) == 1
         self.checks: Counter[str] = Counter()  # how many checks each exercise has
         self.drawn = False
-        self.result: ExerciseResult | None = None
 
     def __enter__(self) -> View:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self._exercise_ended()
+    def __exit__(self, *exc: object) -> None:
         self._erase()
         self.file.close()
 
     def begins(self, exercise: Exercise, result: ExerciseResult, title: str, tier: str) -> None:
         """A check of ``exercise`` begins; ``result`` is that of the exercise so far."""
-        if result is not self.result:
-            self._exercise_ended()
-            self.result = result
         if self.out.is_terminal and not self.out.is_dumb_terminal:
             count = f"check {len(result.checks) + 1} of {self.checks[exercise.id]}"
             along = "" if exercise.id in self.asked else f" (on which {self.asked[0]} builds)"
@@ -63,20 +54,18 @@ class View:
             self.file.flush()
             self.drawn = True
 
-    def ended(self, exercise: Exercise, check: CheckResult) -> None:
-        """A check has its verdict."""
-        if not (self.each_check and exercise.id in self.asked) or check.verdict in NOT_RUN:
-            return
-        head = Text.assemble(
-            (f"  {check.verdict:<6}", STYLE[check.verdict]), (f"{check.tier:<8}", "dim")
-        )
-        self._line(self._shortened(head, check.title, f"   {check.seconds:.1f} s"))
+    def ended(self, exercise: Exercise, result: ExerciseResult, check: CheckResult) -> None:
+        """A check has its verdict, which ``result`` of its exercise has by now."""
+        if self.each_check and exercise.id in self.asked and check.verdict not in NOT_RUN:
+            head = Text.assemble(
+                (f"  {check.verdict:<6}", STYLE[check.verdict]), (f"{check.tier:<8}", "dim")
+            )
+            self._line(self._shortened(head, check.title, f"   {check.seconds:.1f} s"))
+        if len(result.checks) == self.checks[exercise.id]:
+            self._exercise_ended(result)
 
-    def _exercise_ended(self) -> None:
+    def _exercise_ended(self, result: ExerciseResult) -> None:
         """A line on the exercise whose checks have all ended."""
-        result, self.result = self.result, None
-        if result is None:
-            return
         if result.id not in self.asked:
             if result.verdict == "pass":
                 tail = " passes (others build on it)"

@@ -113,8 +113,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         ]
     if wanted.once:
         items[:] = [item for item in items if tier_of(item) == _first_tier(item)]
-    if session.view is not None:
-        session.view.checks.update(e.id for item in items if (e := exercise_of(item)))
 
 
 def _first_tier(item: pytest.Item) -> str:
@@ -127,6 +125,9 @@ def _first_tier(item: pytest.Item) -> str:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Prepare for many forks; for a few checks it would not pay. No check has computed anything
     yet, so ranks of GPUs can still be forked from this process."""
+    view = session.config.stash[SESSION].view
+    if view is not None:
+        view.checks.update(e.id for item in session.items if (e := exercise_of(item)))
     if len(session.items) >= MANY:
         prepare_to_fork()
     if any(tier_of(item) == "cuda" for item in session.items):
@@ -146,7 +147,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         return
     session = item.config.stash[SESSION]
     if session.view is not None:
-        session.view.begins(exercise, session.result(exercise), _title(item), tier_of(item))
+        session.view.begins(exercise, session.result(exercise), title_of(item), tier_of(item))
     session.prepare(exercise, tier_of(item))
 
 
@@ -164,7 +165,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         check = check if gone is None else verdict_of(gone)
     check.name = item.name
     check.tier = tier_of(item)
-    check.title = _title(item)
+    check.title = title_of(item)
     check.seconds = call.duration
     runner = getattr(item, "funcargs", {}).get("run")
     if check.verdict != "pass" and not check.printed and isinstance(runner, Runner):
@@ -196,7 +197,8 @@ def _tell(report: pytest.TestReport, item: pytest.Item, check: CheckResult) -> N
     report.longrepr = said + (f"\n  your line: {check.line}" if check.line else "")
 
 
-def _title(item: pytest.Item) -> str:
+def title_of(item: pytest.Item) -> str:
+    """The first line of the check's docstring, which its reports name."""
     doc = inspect.getdoc(getattr(item, "function", None)) or ""
     return doc.splitlines()[0].rstrip(".") if doc else re.sub("_", " ", item.name)
 

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -23,11 +24,13 @@ from ..host.processes import (
     not_for_children,
     terminable,
 )
+from ..host.system import fork_obstacle
 from . import implementation
 from .choice import plan
 from .lifetime import contained
 from .live import View
 from .session import SESSION, Request, Session
+from .side_by_side import SideBySide
 from .sources import phase_of
 from .verdicts import Report, dumped, loaded
 
@@ -106,6 +109,26 @@ def place_for(
     return kind(root(), submission, limits, modules, shared)
 
 
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Inside, what libraries print to the standard streams goes nowhere."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [os.dup(1), os.dup(2)]
+    not_for_children.extend(kept)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        os.dup2(nowhere, number)
+    os.close(nowhere)
+    try:
+        yield
+    finally:
+        for number, before in zip((1, 2), kept, strict=True):
+            os.dup2(before, number)
+            os.close(before)
+            not_for_children.remove(before)
+
+
 def run_session(
     phase: Phase,
     request: Request,
@@ -121,8 +144,13 @@ def run_session(
     carrier = Carrier(chosen.session(view))
     options = [*(("-k", keyword) if keyword else ())]
     options += [f"--junitxml={junitxml}"] if junitxml else []
-    with contained(), walled(carrier.session):
-        call_pytest(chosen.files, [carrier], *options)
+    plugins: list[object] = [carrier]
+    with contained(), walled(carrier.session), contextlib.ExitStack() as stack:
+        if request.jobs > 1 and not request.sandbox and not fork_obstacle():
+            stack.enter_context(_silent())
+            options += ["--capture=sys"]  # several processes can't share a file of output
+            plugins += [SideBySide(request.jobs)]
+        call_pytest(chosen.files, plugins, *options)
     if carrier.interrupt is not None:
         raise carrier.interrupt
     return chosen.report(carrier.session, carrier.problems, whole=not keyword)

@@ -43,6 +43,10 @@ class NotRun(Exception):
         super().__init__(message)
         self.result = CheckResult("", verdict, message, cause or verdict, line=line)
 
+    def __reduce__(self) -> tuple[type[NotRun], tuple[str, ...]]:
+        told = self.result
+        return NotRun, (told.verdict, told.message, told.line, told.cause)
+
 
 @dataclass
 class ExerciseResult:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .job import Job
-from .plan import Plan
+from .plan import Plan, pipeline_words
 
 MICRO_BATCHES, CONTEXTS = (1, 2, 4, 8, 16), (1, 2, 4, 8)
 STAGES, CHUNKS, NODES = (1, 2, 4, 8, 16, 32), (1, 2), (1, 2, 4, 8)
@@ -52,9 +52,7 @@ class Layout:
         """In a few words."""
         words = [f"tp{self.tensor}"] * (self.tensor > 1)
         words += [f"cp{self.context}"] * (self.context > 1)
-        if self.pipeline > 1:
-            words += [f"pp{self.pipeline}", self.schedule]
-            words += [f"x{self.chunks}"] * (self.chunks > 1)
+        words += pipeline_words(self.pipeline, self.schedule, self.chunks)
         name = f"hybrid{self.shards}" if self.strategy == "hybrid" else self.strategy
         return " ".join([*words, f"{name} x{self.copies}" if self.copies > 1 else "alone"])
 

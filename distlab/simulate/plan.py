@@ -49,6 +49,12 @@ ATTENTION = ("fused", "written")
 FUSED = ("optimizer", *RULES)  # its update of all parameters; chains of operators
 
 
+def pipeline_words(stages: int, schedule: str, chunks: int) -> list[str]:
+    """A pipeline in a few words: nothing, or "pp4", its schedule, and "x2" for chunks of a rank."""
+    more = [f"x{chunks}"] * (chunks > 1)
+    return [f"pp{stages}", schedule, *more] if stages > 1 else []
+
+
 def _option(default: Any, help: str, metavar: str | None = None) -> Any:
     """A field with its help on the command line."""
     return field(default=default, metadata={"help": help, "metavar": metavar})
@@ -281,9 +287,7 @@ class Plan:
     def how(self) -> str:
         """The strategy in a few words: "ddp", or "tp8 sp pp4 1f1b" and what else there is."""
         words = [f"tp{self.tensor}"] * (self.tensor > 1) + ["sp"] * self.sequence_parallel
-        if self.pipeline > 1:
-            words += [f"pp{self.pipeline}", self.schedule]
-            words += [f"x{self.chunks}"] * (self.chunks > 1)
+        words += pipeline_words(self.pipeline, self.schedule, self.chunks)
         if self.strategy == "parameter-server" and self.staleness is not None:
             return f"{self.strategy} staleness {self.staleness:g}"
         return " ".join(words) if self.model_ranks > 1 else self.strategy

@@ -29,7 +29,7 @@ class Fold:
 
     def without(self, ranks: Sequence[int]) -> bool:
         """Whether none of ``ranks`` runs."""
-        return not self.all_run and self._running.isdisjoint(ranks)
+        return self._running.isdisjoint(ranks)
 
     def running(self, group: Sequence[int]) -> int:
         """How many ranks of the group run."""

@@ -38,7 +38,6 @@ def enter(world: World) -> None:
     if _world is None:
         internals.register(lambda options, _: entered().create_group(options))
         internals.stand_in(lambda *new: entered().making(*new), _backend_name, _environment)
-        internals.make_groups_without(lambda ranks: entered().fold.without(ranks))
         _own_clock()
         _own_random()
         _no_cuda()
@@ -50,6 +49,8 @@ def enter(world: World) -> None:
         os.register_at_fork(after_in_child=_leave_world)  # a worker of the learner's
         for name in ("stdout", "__stdout__", "stderr", "__stderr__"):
             setattr(sys, name, Output())
+    if not world.fold.all_run:
+        internals.make_groups_without(world.fold.without)
     _world = world
 
 

@@ -13,7 +13,8 @@ from rich.console import Console
 from distlab import cli
 from distlab.commands import learn, watch
 from distlab.course import ahead, progress, shares, tracks
-from distlab.course.catalogue import load_course, root, validate
+from distlab.course.catalogue import load_course, root
+from distlab.course.complete import validate
 
 COURSE = load_course()
 PHASE = COURSE.phase(1)
