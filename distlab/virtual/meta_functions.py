@@ -30,6 +30,10 @@ def use_fused_functions() -> None:
     makes its tensor on the CPU first, so that its values are known. Both are replaced for this
     process, which is a child.
     """
+    # `with torch.device("meta")` knows functions as they are at its first use in a process, which
+    # may have been long ago: use it before they are replaced, so that it always knows the same
+    with torch.device("meta"):
+        torch.empty(0)
     attention, tensor = torch.nn.functional.scaled_dot_product_attention, torch.tensor
 
     def fused(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from distlab.course.catalogue import root
 from distlab.hardware import kernels as room
 from distlab.hardware.clusters import load_cluster
 from distlab.hardware.collectives import collective_time
@@ -264,3 +267,24 @@ def test_precisions_order_the_speed_of_convolutions() -> None:
 def test_plans_that_do_not_fit_are_refused(fields: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         _ = Plan(**fields).spec
+
+
+def test_an_earlier_model_on_meta_changes_no_prediction() -> None:
+    """ResNet-50 has 53 counters of batches, whose copies are kernels. A fresh process counts them
+    as one does that has made tensors on meta."""
+    program = (
+        "import sys, torch\n"
+        "from distlab.simulate import Plan, simulate\n"
+        "if sys.argv[1]:\n"
+        "    with torch.device('meta'): torch.empty(1)\n"
+        "plan = Plan(model='resnet50', gpus=(2,), cluster='dgx-h100', strategy='bucketed')\n"
+        "print(simulate(plan)[0].step)\n"
+    )
+    steps = [
+        subprocess.run(
+            [sys.executable, "-c", program, word], cwd=root(), text=True, check=True,
+            stdout=subprocess.PIPE,
+        ).stdout
+        for word in ("", "before")
+    ]  # fmt: skip
+    assert steps[0] == steps[1]
