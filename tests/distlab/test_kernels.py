@@ -278,7 +278,7 @@ def test_an_earlier_model_on_meta_changes_no_prediction() -> None:
         "if sys.argv[1]:\n"
         "    with torch.device('meta'): torch.empty(1)\n"
         "plan = Plan(model='resnet50', gpus=(2,), cluster='dgx-h100', strategy='bucketed')\n"
-        "print(simulate(plan)[0].step)\n"
+        "print(next(iter(simulate(plan))).step)\n"
     )
     steps = [
         subprocess.run(
