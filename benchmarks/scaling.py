@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from distlab.simulate.models import model_spec
 from distlab.simulate.plan import ALIKE, Plan
 from distlab.simulate.prediction import simulate
 
@@ -137,18 +136,10 @@ def load(model: str) -> dict[str, dict[str, Any]]:
     return json.loads(path.read_text()) if path.is_file() else {}
 
 
-def start_equal() -> None:
-    """Make any model, as some strategies do before their ranks start and others do not: ranks that
-    start after it count 53 kernels of batch norm's counters that others miss."""
-    with torch.device("meta"):
-        model_spec("mlp").build()
-
-
 def record(model: str, most_gpus: int, until: float) -> None:
     """Simulate the cells that are not recorded yet, until a time; each cell
     is kept when it is done."""
     torch.set_num_threads(1)
-    start_equal()
     FOLDER.mkdir(parents=True, exist_ok=True)
     known = load(model)
     for cluster, row, gpus in cells(model):

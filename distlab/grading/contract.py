@@ -34,7 +34,7 @@ AXES = {
     "randomness": "independence and unbiasedness over many draws; equal on ranks where it must be",
     "output": "what is printed, plotted, written and reported",
 }
-SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9`(Σ])|\n\s*\n")
+SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9`(Σ])|\n\s*\n|\n(?=\s*- )")
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..host import gpus, system
 from ..host.processes import die_with_parent
@@ -41,6 +41,7 @@ from .results import PIPE_LOST
 MAX_FRAME = 1 << 31
 GLOO_TIMEOUT = 1800.0  # seconds; that of groups for which none is given
 # bound before learner code runs, which may replace them in their modules
+_PLAIN = (torch.Tensor, bool, int, float, complex, str, bytes, type(None))
 _write, _exit, _dumps, _save = os.write, os._exit, json.dumps, torch.save
 
 
@@ -256,9 +257,15 @@ def content_of(value: Any) -> bytes:
     except Exception as error:
         raise TypeError(
             "a rank may return tensors, numbers, strings, None, lists, tuples and dicts only: "
-            + str(error).splitlines()[0]
+            + _hindrance(value, error)
         ) from None
     return buffer.getvalue()
+
+
+def _hindrance(value: Any, error: Exception) -> str:
+    """The types that may not be read, or the first line of torch's error."""
+    others = {type(leaf).__name__ for leaf in tree_leaves(value) if not isinstance(leaf, _PLAIN)}
+    return "not " + ", ".join(sorted(others)) if others else str(error).splitlines()[0]
 
 
 def spawned_main(output_fd: int) -> None:

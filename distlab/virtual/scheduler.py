@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 SWAP_ODDS = 0.3  # how often an adversarial run takes the baton away at a communication
 POLL = 1e-6  # virtual seconds that asking for completion takes
+BREATH = 1e-3  # seconds between messages after the end: the thread that reports gets Python's lock
 
 
 class Pending(Protocol):
@@ -219,6 +220,8 @@ class Scheduler:
     # -- the baton ------------------------------------------------------------------------------
     def _leave(self, rank: VirtualRank) -> None:
         """Hand the baton on and come back when it is this rank's turn."""
+        if self.over.is_set():
+            threading.Event().wait(BREATH)
         self.running = None
         successor = self._next()
         if successor is rank:

@@ -434,3 +434,10 @@ def test_communication_that_was_only_recorded_is_found() -> None:
         run_ranks(body, 2, 1000)
     assert caught.value.cause == "invented-communication"
     assert caught.value.rank == 1
+
+
+@pytest.mark.parametrize("tier", [run_ranks, run_virtual])
+def test_a_result_that_is_no_plain_data_is_named(tier: Callable[..., object]) -> None:
+    with pytest.raises(RankFailure) as caught:
+        tier(lambda ctx: {"part": [slice(1, 2), torch.ones(3)]}, 2)
+    assert caught.value.message.splitlines()[0].endswith("tuples and dicts only: not slice")

@@ -31,7 +31,6 @@ CLUSTER = "dgx-h100"
 @pytest.fixture(scope="module", autouse=True)
 def profiles() -> Iterator[None]:
     """Each model's profile is taken once for all tests of this file."""
-    scaling.start_equal()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scaling_choice, "profile_of", functools.cache(scaling_choice.profile_of))
         yield
