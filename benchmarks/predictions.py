@@ -1,7 +1,7 @@
 """Published measurements beside predictions: ``docs/validation.md`` and what it rests on.
 
-``python -m benchmarks.predictions`` predicts every row of ``clusters/published.csv`` whose inputs
-have changed since it was recorded, keeps each in ``clusters/predicted.json`` when it is done, and
+``python -m benchmarks.predictions`` predicts every row of ``published/measured.csv`` whose inputs
+have changed since it was recorded, keeps each in ``published/predicted.json`` when it is done, and
 writes the page. ``--again ROW …`` predicts these anew, ``--minutes`` ends in time. ``--fit`` prints
 the constants that the recorded rows lead to (``prediction_fit.py``).
 """

@@ -6,7 +6,7 @@ INTRODUCTION = """# Predictions against published runs
 
 Written by `python -m benchmarks.predictions`. It sets {rows} published measurements beside
 predictions of `distlab simulate`, and {simulated} of them can be simulated.
-`clusters/published.csv` has the measurements with their sources, and `clusters/predicted.json` the
+`published/measured.csv` has the measurements with their sources, and `published/predicted.json` the
 predictions. An error is predicted over published, less 1: with a positive error the real run was
 slower.
 

@@ -26,7 +26,7 @@ MANIFEST = "handout.json"
 TOOLKIT = (
     *("distlab/**/*.py", "distlab/commands/*.html"),
     *("given/*.py", "given/profiles/*", "references/*/*.json"),
-    *("clusters/*.yaml", "clusters/*/*.yaml", "clusters/*.csv", "clusters/*.json"),
+    *("clusters/*.yaml", "clusters/*/*.yaml", "published/*"),
 )
 ALONE = ("LICENSE", "pyproject.toml", ".gitignore", "scripts/environment.py")
 EDITED = ("phase*/template_*.py", "notebooks/*")  # the learner's own from the first day

@@ -13,7 +13,7 @@ exponential distribution. *Goodput* is the share of all time that makes progress
     goodput = τ / (M · e^(R/M) · (e^((τ+δ)/M) - 1))
 
 Sources: Young 1974 (CACM 17, 530-531); Daly 2006 (Future Generation Computer Systems 22, 303-312),
-equations 20 and 37. ``clusters/failures.csv`` has observed failures.
+equations 20 and 37. ``published/failures.csv`` has observed failures.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ import csv
 import functools
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
-from .clusters import FOLDER
-
-FILE = FOLDER / "failures.csv"
+FILE = Path(__file__).resolve().parents[2] / "published" / "failures.csv"
 
 
 @dataclass(frozen=True, kw_only=True)

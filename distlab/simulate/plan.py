@@ -11,6 +11,7 @@ import torch._dynamo
 from ..course.catalogue import has_solutions, need_solutions
 from ..hardware import load_cluster
 from ..virtual.fusion import RULES
+from .eight_bits import EIGHT
 from .models import ModelSpec, model_spec
 
 
@@ -80,6 +81,7 @@ class Plan:
     length: int = _option(0, "tokens of a sequence; default: the model's")
     layers: int = _option(0, "of a language model; default: the model's")
     precision: str = _option("", f"instead of one dtype: {', '.join(PRECISIONS)}")
+    fp8: bool = _option(False, "linear layers of the blocks multiply in 8 bits (one model rank)")
     recompute: str = _option("none", f"of each block: {', '.join(RECOMPUTED)}")
     attention: str = _option("fused", "fused, or written as products and softmax (GPTs)")
     dropout: float = _option(0.0, "share of the activations (GPTs)")
@@ -154,6 +156,8 @@ class Plan:
         served = self.strategy == "parameter-server"
         if self.precision == "autocast" and (served or self.model_ranks > 1):
             raise ValueError(f"{self.how} has no autocast")
+        if self.fp8:
+            self._check_fp8()
         if served and self.recompute != "none":
             raise ValueError(f"{self.how} has no recomputation")
         self._check_transformer()
@@ -166,6 +170,13 @@ class Plan:
             raise ValueError("accumulate, length and layers must be positive")
         if self.accumulate > 1 and self.strategy not in ACCUMULATE:
             raise ValueError(f"accumulate goes with {', '.join(ACCUMULATE)}, not {self.strategy}")
+
+    def _check_fp8(self) -> None:
+        if self.spec.unit != "tokens" or self.model_ranks > 1:
+            raise ValueError("fp8 is for language models without tensor or pipeline parallelism")
+        gpu = load_cluster(self.cluster).gpu
+        if EIGHT not in gpu.flops:
+            raise ValueError(f"{gpu.name} has no rate of fp8 in the file of {self.cluster}")
 
     def _check_transformer(self) -> None:
         if not 0 <= self.dropout < 1:

@@ -33,6 +33,7 @@ from ..virtual.fusion import Fusion
 from ..virtual.isolation import entered
 from ..virtual.reports import VirtualResults
 from ..virtual.run import run_virtual
+from .eight_bits import in_eight_bits
 from .masters import can_be, optimizer_of
 from .models import blocks_of
 from .over_ranks import bubble, sent, shown_spans
@@ -106,6 +107,8 @@ def _model(plan: Plan) -> nn.Module:
     if plan.model_ranks == 1:  # else each rank's share does these
         if plan.dropout:
             drop_out(model, plan.dropout)
+        if plan.fp8:
+            in_eight_bits(blocks_of(model), getattr(torch, plan.arithmetic))
         if plan.recompute != "none":
             compute_again(blocks_of(model), plan.recompute, partial(casts, plan))
     if plan.precision == "autocast" and spec.unit == "images":  # the layout of tensor cores

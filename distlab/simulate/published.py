@@ -1,10 +1,10 @@
 """Published measurements beside predictions, and what they say of a prediction's error.
 
-``clusters/published.csv`` has the measurements. ``run`` is how a row is simulated: the fields of a
+``published/measured.csv`` has the measurements. ``run`` is how a row is simulated: the fields of a
 ``Plan``, or a collective. ``reads``: the memory that the row tells, the state before a step or the
 activations that are kept for backward. ``line_rate``: bytes/s of a card, of which the row is a
 share. ``rests_on`` says what of the data files comes from the row itself.
-``clusters/predicted.json`` has the predictions (``python -m benchmarks.predictions``), each with a
+``published/predicted.json`` has the predictions (``python -m benchmarks.predictions``), each with a
 digest of what it was made from.
 
 Rows are of one *kind* if they have the same GPU, the same family of models, and share the model in
@@ -23,13 +23,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..hardware.clusters import FOLDER, Cluster, load_cluster
+from ..course.catalogue import root
+from ..hardware.clusters import Cluster, load_cluster
 from ..hardware.collectives import collective_time
 from ..hardware.curves import Curve
 from ..hardware.kernels import load_kernels
+from .eight_bits import EIGHT
 from .models import model_spec
 
-FILE, RECORD = FOLDER / "published.csv", FOLDER / "predicted.json"
+FOLDER = root() / "published"
+FILE, RECORD = FOLDER / "measured.csv", FOLDER / "predicted.json"
 ROUNDS = {"all_reduce": 2}  # bus bandwidth counts the bytes of an all-reduce twice
 SHARDED = ("fsdp", "hybrid", "zero1", "zero2")
 # what descriptions got later: with these values it changes no prediction
@@ -146,7 +149,11 @@ def recorded() -> dict[str, dict[str, Any]]:
 def digest(row: Row) -> str:
     """A digest of what a prediction is made from: the run, the cluster and its kernels."""
     cluster = load_cluster(row.run["cluster"])
-    made_from = [row.run, _numbers(cluster)]
+    numbers = _numbers(cluster)
+    if not row.run.get("fp8"):
+        for rates in (numbers["gpu"]["flops"], numbers["gpu"]["peak_flops"]):
+            rates.pop(EIGHT, None)
+    made_from = [row.run, numbers]
     if cluster.gpu.kernels:
         made_from.append(_numbers(load_kernels(cluster.gpu.kernels)))
     text = json.dumps(made_from, sort_keys=True)
