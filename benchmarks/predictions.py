@@ -9,6 +9,7 @@ the constants that the recorded rows lead to (``prediction_fit.py``).
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import time
 from collections.abc import Sequence
@@ -44,6 +45,8 @@ def predict(row: Row) -> dict[str, Any]:
     step = sum(found.values())
     units = plan.samples * plan.accumulate * plan.spec.per_sample
     predicted = step if row.unit == "s" else units / step
+    if row.unit == "ratio":  # to the rate of one GPU
+        predicted = sum(times(dataclasses.replace(plan, gpus=(1,))).values()) / step
     parts = {part: _short(seconds) for part, seconds in sorted(found.items()) if part != "waits"}
     return {"predicted": _short(predicted), "parts": parts, "waits": _short(found["waits"])}
 

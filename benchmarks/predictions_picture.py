@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,9 +24,12 @@ DECADES = {
 MARKS = {
     "H100": ("blue", "circle"),
     "A100": ("orange", "square"),
+    "B200 SXM 180 GB": ("green", "square"),
+    "GB200 186 GB": ("green", "square"),
     "inside a node": ("green", "circle"),
     "between nodes": ("purple", "square"),
 }
+SHOWN = {"H100": "circles", "A100": "orange squares"}
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
@@ -33,8 +37,9 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     sheet = Sheet("Published and predicted: on the diagonal both are the same")
     training = [row for row in rows if row.unit == "tokens/s/GPU"]
     collectives = [row for row in rows if row.unit == "GB/s"]
-    h100 = sum(row.kind.gpu == "H100" for row in training)
-    sheet.note(f"Training: circles are {h100} runs on H100, squares {len(training) - h100} on A100")
+    gpus = Counter(row.kind.gpu.partition(" ")[0] for row in training)
+    runs = [f"{gpus.pop(name)} on {name} ({mark})" for name, mark in SHOWN.items()]
+    sheet.note(f"Training: runs {', '.join(runs)}, {gpus.total()} on {' and '.join(gpus)} (green)")
     _panel(sheet, training, TOKENS, "tokens/s per GPU")
     sheet.gap()
     sheet.note("Collectives: circles are inside a node, squares between nodes")

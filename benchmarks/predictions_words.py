@@ -32,6 +32,9 @@ All layers of a language model are equal, and so are the batches of a step that 
 of them are run, and the line through their times gives the rest. The same holds for the stages and
 micro-batches of a pipeline. Tests compare with a run of all.
 
+With fp8 (`--fp8`) the linear layers of all blocks multiply in 8 bits, at the rate that was measured
+on an H100. A kernel casts each factor and writes its transpose. Everything else stays in 16 bits.
+
 The memory rows are a formula of their source, which counts the layers alone. Their state is set
 beside that of a stage without embedding. Their activations are set beside the most that the first
 stage keeps after a forward, less its state. The SimAI rows are shares of a rate that their source
@@ -75,6 +78,8 @@ NOT_SIMULATED = """
 These rows need what the simulator does not have, or what their source does not state.
 """
 WHY = {
+    "r203": "the load of attention is that of one project's kernels of 2023; this run is of 2025",
+    "r168": "the source names neither the GPU nor the batch: a P100 and 64 images are assumed",
     "r151": "a V100 has no measured kernels: the roofline has one rate for all convolutions",
     "r266": "the source falls from 0.13 to 0.05 after 64 GPUs, then hardly; the formula is smooth",
     "r255": "the source has 0.50 with 16 GPUs and 0.53 with 32; the formula falls",

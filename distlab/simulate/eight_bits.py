@@ -55,7 +55,7 @@ class EightBitProduct(torch.autograd.Function):
         return times(x8_RC, w8_NC, dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad_RN: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad_RN: Tensor) -> tuple[Tensor, Tensor, None]:
         x8_CR, w8_CN = ctx.saved_tensors
         g8_RN, g8_NR = cast_transpose(grad_RN)
         to_x, to_weight = ctx.dtypes
@@ -74,4 +74,4 @@ def in_eight_bits(blocks: Iterable[nn.Module], dtype: torch.dtype) -> None:
     """Let the linear layers of ``blocks`` multiply in 8 bits; their results have ``dtype``."""
     for layer in (m for block in blocks for m in block.modules() if type(m) is nn.Linear):
         if layer.in_features % MULTIPLE == layer.out_features % MULTIPLE == 0:
-            layer.forward = partial(product, layer, dtype)  # type: ignore[method-assign]
+            layer.forward = partial(product, layer, dtype)

@@ -132,6 +132,15 @@ MODELS = {
             dtype="float32",
         ),
         ModelSpec(
+            name="vgg16",
+            family="convolution",
+            build=lambda: _torchvision("vgg16"),
+            inputs=_images,
+            batch=64,
+            optimizer=_sgd,
+            dtype="float32",
+        ),
+        ModelSpec(
             name="vit_b16",
             family="transformer",
             build=lambda: _torchvision("vit_b_16"),

@@ -72,7 +72,7 @@ class Plan:
 
     cluster: str = _option("dgx-h100", "name in clusters/, or a YAML file")
     gpus: tuple[int, ...] = _option((1, 2, 4, 8, 16), "numbers of GPUs", metavar="N")
-    model: str = _option("resnet50", "resnet50, vit_b16, gpt-1b, gpt-7b or mlp")
+    model: str = _option("resnet50", "resnet50, vgg16, vit_b16, gpt-1b, gpt-7b or mlp")
     strategy: str = _option("ddp", "ddp; phase 3: bucketed, ring, zero1, fsdp …")
     impl: str = _option(IMPLS[0] if has_solutions() else IMPLS[1], "solutions, mine or torch")
     collective: str = _option("backend", "backend, ring, tree or hierarchical")
