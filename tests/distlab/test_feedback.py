@@ -1,0 +1,67 @@
+"""The benchmark of a learner's waits: what it measures, and the table of what it kept."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import grading
+from distlab.course.catalogue import load_course, root
+
+SIDE = {
+    "phases": {"1": {"seconds": 11.6, "GB": 0.84}, "2": {"seconds": 25.2, "GB": 1.21}},
+    "watch": {
+        "1.1": {"first": 0.05, "verdict": 0.8},
+        "1.2": {"first": 0.3, "verdict": 1.0},
+        "1.3": {"first": 0.1, "verdict": 2.4},
+    },
+    "commands": {"a blank exercise": 0.31, "`distlab`": 0.2},
+}
+
+
+def test_medians_the_worst_and_the_most_memory_are_told() -> None:
+    rows = grading.rows_of(SIDE)
+    assert rows["phase 1, cold, s (goal 12)"] == "12"
+    assert rows["memory of a phase's grading, GB (goal 1.5)"] == "1.2"
+    assert rows["`watch`, save to first line, s (goal 0.2)"] == "0.10, worst 0.30 (1.2)"
+    assert rows["`watch`, save to verdict, s (goal 1.0, worst 2.5)"] == "1.00, worst 2.40 (1.3)"
+    assert rows["a blank exercise, s (goal 0.5)"] == "0.31"
+
+
+def test_an_older_commit_has_its_column() -> None:
+    known = {"machine": "one", "date": "2026-01-02", "now": SIDE}
+    assert grading.table(known).header == ["what", "now"]
+    older = {"commit": "abc", **SIDE, "commands": {}}
+    found = grading.table({**known, "before": older})
+    assert found.header == ["what", "before", "now"]
+    assert found.rows[0][1:] == ["12", "12"]
+    assert found.rows[-1][1:] == ["", "0.20"]
+    assert "commit abc" in found.note
+
+
+@pytest.mark.parametrize("phase", load_course().phases, ids=lambda p: f"phase{p.number}")
+def test_solutions_are_learners_files_in_the_copy(phase, tmp_path: Path) -> None:
+    course = load_course()
+    with grading.solved_copy(root(), course) as copy:
+        for exercise in course.exercises:
+            text = (copy / exercise.phase.folder / f"template_{exercise.file}.py").read_text(
+                "utf-8"
+            )
+            assert "raise NotImplementedError(" not in text or exercise.phase is not phase
+        modules = {f"{phase.folder}.template_{e.file}" for e in phase.exercises}
+        code = "import importlib, sys; [importlib.import_module(m) for m in sys.argv[1:]]"
+        command = [sys.executable, "-c", code, *sorted(modules)]
+        done = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def test_memory_of_all_processes_counts_shared_pages_once(tmp_path: Path) -> None:
+    taken = "x = bytearray(b'1') * 300_000_000; "
+    alone = [sys.executable, "-c", f"import time; {taken}time.sleep(2)"]
+    forked = [sys.executable, "-c", f"import os, time; {taken}os.fork(); time.sleep(2)"]
+    one, both = (grading.run_watched(command, tmp_path) for command in (alone, forked))
+    assert 0.29 < one < 0.35
+    assert both < 1.2 * one
