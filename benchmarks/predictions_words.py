@@ -79,7 +79,6 @@ These rows need what the simulator does not have, or what their source does not 
 """
 WHY = {
     "r203": "the load of attention is that of one project's kernels of 2023; this run is of 2025",
-    "r168": "the source names neither the GPU nor the batch: a P100 and 64 images are assumed",
     "r151": "a V100 has no measured kernels: the roofline has one rate for all convolutions",
     "r266": "the source falls from 0.13 to 0.05 after 64 GPUs, then hardly; the formula is smooth",
     "r255": "the source has 0.50 with 16 GPUs and 0.53 with 32; the formula falls",
@@ -87,5 +86,4 @@ WHY = {
     "r185": "the A100's load of products comes from another cluster and program",
     "r275": "the source halves from 256 to 512 GPUs; the formula falls by less",
     "r270": "the source falls from 0.05 to 0.044 after 128 GPUs; the formula halves",
-    "r279": "the source falls from 0.051 to 0.044 after 512 GPUs; the formula halves",
 }

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..course.catalogue import root
-from ..hardware.clusters import Cluster, load_cluster
+from ..hardware.clusters import Cluster, Gpu, load_cluster
 from ..hardware.collectives import collective_time
 from ..hardware.curves import Curve
 from ..hardware.kernels import load_kernels
@@ -149,15 +149,20 @@ def recorded() -> dict[str, dict[str, Any]]:
 def digest(row: Row) -> str:
     """A digest of what a prediction is made from: the run, the cluster and its kernels."""
     cluster = load_cluster(row.run["cluster"])
-    numbers = _numbers(cluster)
     if not row.run.get("fp8"):
-        for rates in (numbers["gpu"]["flops"], numbers["gpu"]["peak_flops"]):
-            rates.pop(EIGHT, None)
-    made_from = [row.run, numbers]
+        cluster = dataclasses.replace(cluster, gpu=_without_eight_bits(cluster.gpu))
+    made_from = [row.run, _numbers(cluster)]
     if cluster.gpu.kernels:
         made_from.append(_numbers(load_kernels(cluster.gpu.kernels)))
     text = json.dumps(made_from, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _without_eight_bits(gpu: Gpu) -> Gpu:
+    """The GPU as a run without fp8 sees it."""
+    rates = ({k: v for k, v in each.items() if k != EIGHT} for each in (gpu.flops, gpu.peak_flops))
+    flops, peaks = rates
+    return dataclasses.replace(gpu, flops=flops, peak_flops=peaks)
 
 
 def _numbers(data: Any) -> dict[str, Any]:

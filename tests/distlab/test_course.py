@@ -19,9 +19,9 @@ from distlab.course.catalogue import (
     load_course,
     places_of,
     root,
-    validate,
     write_index,
 )
+from distlab.course.complete import validate
 from distlab.course.excerpts import Excerpt, excerpts, excerpts_of
 from distlab.course.regions import regions_of
 from distlab.grading.implementation import Implementation

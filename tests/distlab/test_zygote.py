@@ -117,7 +117,8 @@ def test_the_grader_makes_it_before_the_first_check_on_gpus(
     calls: list[int] = []
     monkeypatch.setattr(plugin.zygote, "prepare", lambda: calls.append(1))
     items = [SimpleNamespace(callspec=SimpleNamespace(params={"tier": tier})) for tier in tiers]
-    plugin.pytest_collection_finish(SimpleNamespace(items=items))
+    config = SimpleNamespace(stash={plugin.SESSION: SimpleNamespace(view=None)})
+    plugin.pytest_collection_finish(SimpleNamespace(items=items, config=config))
     assert sum(calls) == made
 
 
