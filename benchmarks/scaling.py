@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from distlab.simulate.plan import ALIKE, Plan
+from distlab.simulate.choices import ALIKE
+from distlab.simulate.plan import Plan
 from distlab.simulate.prediction import simulate
 
 from . import scaling_page

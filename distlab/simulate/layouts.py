@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .choices import pipeline_words
 from .job import Job
-from .plan import Plan, pipeline_words
+from .plan import Plan
 
 MICRO_BATCHES, CONTEXTS = (1, 2, 4, 8, 16), (1, 2, 4, 8)
 STAGES, CHUNKS, NODES = (1, 2, 4, 8, 16, 32), (1, 2), (1, 2, 4, 8)

@@ -11,48 +11,20 @@ import torch._dynamo
 from ..course.catalogue import has_solutions, need_solutions
 from ..hardware import load_cluster
 from ..virtual.fusion import RULES
+from .choices import (
+    ACCUMULATE,
+    ALIKE,
+    ATTENTION,
+    COLLECTIVES,
+    FUSED,
+    IMPLS,
+    PRECISIONS,
+    RECOMPUTED,
+    STRATEGIES,
+    pipeline_words,
+)
+from .eight_bits import EIGHT
 from .models import ModelSpec, model_spec
-from .refusals import refuse
-
-
-@dataclass(frozen=True)
-class Kind:
-    """Facts about a strategy. ``alike``: ranks with equal shards do the same steps. ``of_torch``:
-    torch has it as well, for ``--impl torch``."""
-
-    alike: bool = False
-    of_torch: bool = False
-
-
-STRATEGIES = {
-    "ddp": Kind(alike=True, of_torch=True),
-    "bucketed": Kind(alike=True, of_torch=True),
-    "ring": Kind(),
-    "tree": Kind(),
-    "halving-doubling": Kind(),
-    "hierarchical": Kind(),
-    "zero1": Kind(alike=True, of_torch=True),
-    "zero2": Kind(alike=True),
-    "fsdp": Kind(alike=True),
-    "hybrid": Kind(alike=True),
-    "local-sgd": Kind(alike=True),
-    "parameter-server": Kind(),
-}
-ALIKE = tuple(name for name, kind in STRATEGIES.items() if kind.alike)
-IMPLS = ("solutions", "mine", "torch")
-COLLECTIVES = ("backend", "ring", "tree", "hierarchical")
-# 16 bits with float32 weights: by torch.autocast, or in the optimizer (FSDP's shards, or copies);
-# products in tfloat32
-PRECISIONS = ("autocast", "mixed", "tf32")
-RECOMPUTED = ("none", "selective", "full")
-ATTENTION = ("fused", "written")
-FUSED = ("optimizer", *RULES)  # its update of all parameters; chains of operators
-
-
-def pipeline_words(stages: int, schedule: str, chunks: int) -> list[str]:
-    """A pipeline in a few words: nothing, or "pp4", its schedule, and "x2" for chunks of a rank."""
-    more = [f"x{chunks}"] * (chunks > 1)
-    return [f"pp{stages}", schedule, *more] if stages > 1 else []
 
 
 def _option(default: Any, help: str, metavar: str | None = None) -> Any:
@@ -129,9 +101,86 @@ class Plan:
             raise ValueError(why_not)
         if self.batch < 0 or self.bucket_mb <= 0 or self.every < 1:
             raise ValueError("batch, bucket size and steps in a round must be positive")
+        self._check_servers()
+        self._check_step()
         if self.dtype and not isinstance(getattr(torch, self.dtype, None), torch.dtype):
             raise ValueError(f"dtype must be one of torch's, for example bfloat16: {self.dtype!r}")
-        refuse(self)
+        self._check_layout()
+
+    def _check_servers(self) -> None:
+        if self.strategy != "parameter-server":
+            return
+        if not 0 < self.servers < min(self.gpus):
+            raise ValueError(
+                f"{self.servers} servers need more than {self.servers} GPUs, and at least one is "
+                f"needed; got {min(self.gpus)} GPUs"
+            )
+        if self.staleness is not None and not self.staleness >= 0:
+            raise ValueError(f"the staleness must be at least 0, got {self.staleness}")
+
+    def _check_step(self) -> None:
+        sharded = self.strategy in ("fsdp", "hybrid")
+        if self.precision == "mixed" and not sharded and self.model_ranks == 1:
+            raise ValueError(
+                "precision mixed needs --strategy fsdp or hybrid, or tensor or pipeline parallelism"
+            )
+        served = self.strategy == "parameter-server"
+        if self.precision == "autocast" and (served or self.model_ranks > 1):
+            raise ValueError(f"{self.how} has no autocast")
+        if self.fp8:
+            self._check_fp8()
+        if served and self.recompute != "none":
+            raise ValueError(f"{self.how} has no recomputation")
+        self._check_transformer()
+        if self.shards < 0 or (self.shards and self.strategy != "hybrid"):
+            raise ValueError("shards are the GPUs that share a copy with --strategy hybrid")
+        odd = [gpus for gpus in self.gpus if self.shards and gpus % self.shards]
+        if odd:
+            raise ValueError(f"{odd[0]} GPUs are no multiple of {self.shards} shards")
+        if self.accumulate < 1 or min(self.length, self.layers) < 0:
+            raise ValueError("accumulate, length and layers must be positive")
+        if self.accumulate > 1 and self.strategy not in ACCUMULATE:
+            raise ValueError(f"accumulate goes with {', '.join(ACCUMULATE)}, not {self.strategy}")
+
+    def _check_fp8(self) -> None:
+        if self.spec.unit != "tokens" or self.model_ranks > 1:
+            raise ValueError("fp8 is for language models without tensor or pipeline parallelism")
+        gpu = load_cluster(self.cluster).gpu
+        if EIGHT not in gpu.flops:
+            raise ValueError(f"{gpu.name} has no rate of fp8 in the file of {self.cluster}")
+
+    def _check_transformer(self) -> None:
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        if (self.attention != "fused" or self.dropout) and not self.is_gpt:
+            raise ValueError(f"written attention and dropout are for the GPTs, not {self.model}")
+        if self.model_ranks > 1 and self.recompute == "selective" and self.attention == "fused":
+            raise ValueError(
+                "with tensor or pipeline parallelism selective recomputation is that of written "
+                "attention: --attention written (fused attention keeps no scores)"
+            )
+
+    def _check_layout(self) -> None:
+        if min(self.tensor, self.pipeline, self.chunks) < 1 or self.micro_batches < 0:
+            raise ValueError("tensor, pipeline, chunks and micro-batches must be positive")
+        if self.model_ranks == 1:
+            if self.copy_batch or self.free_outputs:
+                raise ValueError("copy_batch and free_outputs need --tensor or --pipeline")
+            return
+        if self.impl == "torch" or self.strategy != "ddp":
+            raise ValueError(
+                "tensor and pipeline parallelism go with --strategy ddp and the "
+                "implementations solutions and mine"
+            )
+        if not self.is_gpt and not self.is_llama:
+            raise ValueError(
+                f"tensor and pipeline parallelism are for the GPTs and Llamas, not {self.model}"
+            )
+        odd = [gpus for gpus in self.gpus if gpus % self.model_ranks]
+        if odd:
+            raise ValueError(
+                f"{odd[0]} GPUs are no multiple of tensor {self.tensor} x pipeline {self.pipeline}"
+            )
 
     @property
     def steps(self) -> int:

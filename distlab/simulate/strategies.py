@@ -272,7 +272,7 @@ def model_parallel(plan: Plan, model: nn.Module) -> Iterator[Trained]:
     yield share, step
 
 
-TRAINERS: dict[str, Trainer] = {  # by the names in plan.STRATEGIES
+TRAINERS: dict[str, Trainer] = {  # by the names in choices.STRATEGIES
     "ddp": data_parallel,
     "bucketed": bucketed,
     **{name: partial(reduced_by, name=name) for name in REDUCERS},

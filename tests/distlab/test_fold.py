@@ -16,7 +16,8 @@ import yaml
 from distlab.hardware.clusters import load_cluster
 from distlab.ranks import RankFailure
 from distlab.simulate import models, prediction
-from distlab.simulate.plan import ALIKE, Plan
+from distlab.simulate.choices import ALIKE
+from distlab.simulate.plan import Plan
 from distlab.simulate.prediction import simulate
 from distlab.simulate.roles import roles
 from distlab.virtual import run_virtual

@@ -20,8 +20,9 @@ from benchmarks import (
 from benchmarks.scaling import COUNTS, ROWS, key_of, load
 from distlab.course.catalogue import root
 from distlab.hardware.clusters import load_cluster
+from distlab.simulate.choices import ALIKE
 from distlab.simulate.models import model_spec
-from distlab.simulate.plan import ALIKE, Plan
+from distlab.simulate.plan import Plan
 from distlab.simulate.prediction import simulate
 from solutions.phase3_multi_node.sharding_strategies import estimate
 

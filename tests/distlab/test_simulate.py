@@ -17,8 +17,9 @@ import torchvision  # noqa: F401 (here, once: not in every process that simulate
 from distlab.cli import main
 from distlab.ranks import RankFailure
 from distlab.simulate import report as show
+from distlab.simulate.choices import IMPLS
 from distlab.simulate.models import GPT, MODELS
-from distlab.simulate.plan import IMPLS, Plan
+from distlab.simulate.plan import Plan
 from distlab.simulate.prediction import Answer, simulate
 
 NO_HOST = {"roofline": True}  # a step as short as the MLP's waits for the launch of its kernels
