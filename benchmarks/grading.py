@@ -172,12 +172,16 @@ def measured_in(folder: Path) -> Found:
 
 
 def record(before: str = "") -> Found:
-    """Measure, and keep what was measured."""
+    """Measure, and keep what was measured. An older commit's numbers on the same machine stay,
+    unless they are measured anew."""
+    old = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
     known: Found = {"machine": described(fingerprint()), "now": measured_in(root())}
     known["date"] = time.strftime("%Y-%m-%d")
     if before:
         with checkout(before) as folder:
             known["before"] = {"commit": before, **measured_in(folder)}
+    elif "before" in old and old["machine"] == known["machine"]:
+        known["before"] = old["before"]
     RECORD.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
     return known
 
@@ -222,13 +226,8 @@ def table(known: Found) -> Table:
 
 
 def measure() -> Table:
-    """What ``make bench`` prints; an older commit's numbers stay as they were recorded."""
-    old = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
-    known = record()
-    if "before" in old and old["machine"] == known["machine"]:
-        known["before"] = old["before"]
-        RECORD.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
-    return table(known)
+    """What ``make bench`` prints."""
+    return table(record())
 
 
 if __name__ == "__main__":

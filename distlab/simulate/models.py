@@ -122,23 +122,17 @@ MODELS = {
             optimizer=_sgd,
             dtype="float32",
         ),
-        ModelSpec(
-            name="resnet50",
-            family="convolution",
-            build=lambda: _torchvision("resnet50"),
-            inputs=_images,
-            batch=32,
-            optimizer=_sgd,
-            dtype="float32",
-        ),
-        ModelSpec(
-            name="vgg16",
-            family="convolution",
-            build=lambda: _torchvision("vgg16"),
-            inputs=_images,
-            batch=64,
-            optimizer=_sgd,
-            dtype="float32",
+        *(
+            ModelSpec(
+                name=name,
+                family="convolution",
+                build=partial(_torchvision, name),
+                inputs=_images,
+                batch=batch,
+                optimizer=_sgd,
+                dtype="float32",
+            )
+            for name, batch in {"resnet50": 32, "vgg16": 64}.items()
         ),
         ModelSpec(
             name="vit_b16",

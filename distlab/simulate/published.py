@@ -160,8 +160,9 @@ def digest(row: Row) -> str:
 
 def _without_eight_bits(gpu: Gpu) -> Gpu:
     """The GPU as a run without fp8 sees it."""
-    rates = ({k: v for k, v in each.items() if k != EIGHT} for each in (gpu.flops, gpu.peak_flops))
-    flops, peaks = rates
+    flops, peaks = dict(gpu.flops), dict(gpu.peak_flops)
+    for rates in (flops, peaks):
+        rates.pop(EIGHT, None)
     return dataclasses.replace(gpu, flops=flops, peak_flops=peaks)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks import grading
-from distlab.course.catalogue import load_course, root
+from distlab.course.catalogue import Phase, load_course, root
 
 SIDE = {
     "phases": {"1": {"seconds": 11.6, "GB": 0.84}, "2": {"seconds": 25.2, "GB": 1.21}},
@@ -42,20 +43,25 @@ def test_an_older_commit_has_its_column() -> None:
     assert "commit abc" in found.note
 
 
+@pytest.fixture(scope="module")
+def copy() -> Iterator[Path]:
+    with grading.solved_copy(root(), load_course()) as folder:
+        yield folder
+
+
+def test_no_exercise_is_blank_in_the_copy(copy: Path) -> None:
+    for exercise in load_course().exercises:
+        file = copy / exercise.phase.folder / f"template_{exercise.file}.py"
+        assert "raise NotImplementedError" not in file.read_text("utf-8")
+
+
 @pytest.mark.parametrize("phase", load_course().phases, ids=lambda p: f"phase{p.number}")
-def test_solutions_are_learners_files_in_the_copy(phase, tmp_path: Path) -> None:
-    course = load_course()
-    with grading.solved_copy(root(), course) as copy:
-        for exercise in course.exercises:
-            text = (copy / exercise.phase.folder / f"template_{exercise.file}.py").read_text(
-                "utf-8"
-            )
-            assert "raise NotImplementedError(" not in text or exercise.phase is not phase
-        modules = {f"{phase.folder}.template_{e.file}" for e in phase.exercises}
-        code = "import importlib, sys; [importlib.import_module(m) for m in sys.argv[1:]]"
-        command = [sys.executable, "-c", code, *sorted(modules)]
-        done = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+def test_solutions_are_learners_files_in_the_copy(copy: Path, phase: Phase) -> None:
+    modules = {f"{phase.folder}.template_{e.file}" for e in phase.exercises}
+    code = "import importlib, sys; [importlib.import_module(m) for m in sys.argv[1:]]"
+    command = [sys.executable, "-c", code, *sorted(modules)]
+    done = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_memory_of_all_processes_counts_shared_pages_once(tmp_path: Path) -> None:
