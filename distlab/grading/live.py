@@ -34,6 +34,7 @@ class View:
         self.asked = tuple(asked)
         self.each_check = len(self.asked) == 1
         self.checks: Counter[str] = Counter()  # how many checks each exercise has
+        self.begun: Counter[str] = Counter()  # how many of them have begun: several run at a time
         self.drawn = False
 
     def __enter__(self) -> View:
@@ -43,10 +44,12 @@ class View:
         self._erase()
         self.file.close()
 
-    def begins(self, exercise: Exercise, result: ExerciseResult, title: str, tier: str) -> None:
-        """A check of ``exercise`` begins; ``result`` is that of the exercise so far."""
+    def begins(self, exercise: Exercise, title: str, tier: str) -> None:
+        """A check of ``exercise`` begins."""
+        self.begun[exercise.id] += 1
         if self.out.is_terminal and not self.out.is_dumb_terminal:
-            count = f"check {len(result.checks) + 1} of {self.checks[exercise.id]}"
+            all_checks = self.checks[exercise.id]  # one that is put off after a hang begins twice
+            count = f"check {min(self.begun[exercise.id], all_checks)} of {all_checks}"
             along = "" if exercise.id in self.asked else f" (on which {self.asked[0]} builds)"
             line = self._shortened(Text(f"  {exercise.id}{along} {count}, {tier}: "), title, "")
             self._erase()

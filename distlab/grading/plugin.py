@@ -147,7 +147,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         return
     session = item.config.stash[SESSION]
     if session.view is not None:
-        session.view.begins(exercise, session.result(exercise), title_of(item), tier_of(item))
+        session.view.begins(exercise, title_of(item), tier_of(item))
     session.prepare(exercise, tier_of(item))
 
 

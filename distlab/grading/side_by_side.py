@@ -115,7 +115,7 @@ class SideBySide:
             self._deliver(own)
             return
         if view is not None:
-            view.begins(own, self.state.result(own), title_of(item), tier)
+            view.begins(own, title_of(item), tier)
         worker = next((w for w in self.workers if w.item is None), None) or self._new_worker()
         worker.item = item
         concerned = {own.id, *self.before[own.id]}

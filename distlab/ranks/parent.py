@@ -109,7 +109,7 @@ class Parent:
             changed = self._read(min(max(left, EVERY), self.proof.pause))
             if any(m.error is not None or (m.closed and m.result is None) for m in self.members):
                 self._settle()
-                if not any(m.error is not None for m in self.members):
+                if not rank_report.error_known(self.members):
                     self._raise_if_mismatched()  # gloo ends a rank that gets other sizes
                 raise rank_report.failure(self.members, self.options)
             if changed:

@@ -67,10 +67,13 @@ def failure(members: list[Member], options: RunOptions) -> RankFailure:
 
 def cause_known(members: list[Member]) -> bool:
     """Whether a rank has died, or has raised anything other than a broken connection."""
-    return any(
-        not BROKEN_LINK.search(str(m.error["message"])) if m.error else m.closed and not m.result
-        for m in members
-    )
+    return error_known(members) or any(m.closed and not (m.error or m.result) for m in members)
+
+
+def error_known(members: list[Member]) -> bool:
+    """Whether a rank has raised anything other than a broken connection."""
+    errors = (str(m.error["message"]) for m in members if m.error)
+    return any(not BROKEN_LINK.search(message) for message in errors)
 
 
 def _what(error: dict[str, object]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -162,6 +163,20 @@ def test_endless_loop_ends_with_the_time_limit() -> None:
     assert "rank 1 is in a loop that does not end   at test_ranks.py" in failure.message
     assert "rank 0 waits in barrier" in failure.message
     assert "rank 1 never came to this barrier" in failure.message
+
+
+def test_a_mismatch_is_named_where_the_grader_was_busy() -> None:
+    """The grader stands still until gloo has ended the ranks, and reads then what they reported."""
+    grader = os.getpid()
+
+    def body(ctx: RankContext) -> None:
+        if ctx.rank == 0:
+            wake = f"sleep 2; kill -CONT {grader}"
+            subprocess.Popen(["/bin/sh", "-c", wake], start_new_session=True)
+            os.kill(grader, signal.SIGSTOP)
+        dist.all_reduce(torch.ones(3, dtype=torch.float64 if ctx.rank == 1 else torch.float32))
+
+    assert failure_of(body, 3).kind == "mismatch"
 
 
 @pytest.mark.parametrize("wrong", ["operator", "size", "dtype", "root"])
