@@ -70,7 +70,7 @@ class Mode(TorchDispatchMode):
 
 class Saver(torch.autograd.Function):
     """A node that saves tensors as any other one does: it notices that one was changed, and the
-    hooks of a segment around it get them. ``saved_by`` makes one."""
+    hooks of a segment around it get them."""
 
     @staticmethod
     def forward(ctx: Any, grad_anchor: Tensor, *tensors: Tensor) -> Tensor:
@@ -84,10 +84,21 @@ class Saver(torch.autograd.Function):
         raise AssertionError("a Saver has no gradient")
 
 
-def saved_by(tensors: Iterable[Tensor]) -> Any:
-    """A node of the graph; its ``saved_tensors`` are ``tensors``, or raise RuntimeError if one of
-    them was changed."""
-    return Saver.apply(torch.empty(0, requires_grad=True), *tensors).grad_fn
+class Saved(NamedTuple):
+    """Tensors that a node of the graph has saved."""
+
+    end: Tensor  # its output: in torch 2.11 the node goes when it goes
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        """The tensors. RuntimeError if one of them was changed."""
+        node: Any = self.end.grad_fn
+        return tuple(node.saved_tensors)
+
+
+def saved_by(tensors: Iterable[Tensor]) -> Saved:
+    """``tensors``, saved by a node of their own."""
+    return Saved(Saver.apply(torch.empty(0, requires_grad=True), *tensors))
 
 
 def detached(tensor: Tensor) -> Tensor:

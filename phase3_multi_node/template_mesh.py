@@ -180,7 +180,8 @@ class Mesh:
         count. A norm that is not finite changes nothing. Raises ValueError, before any message, if
         ``max_norm`` is not positive or is NaN.
         """
-        # Step 11: the first holder of a block counts it, and all ranks are asked at once
+        # Step 11: the first holder of a block counts it, and all ranks are asked at once. gloo adds
+        #          on the CPU, also what GPUs have computed (`device_in`)
         raise NotImplementedError("exercise 3.33")
 
     def pieces(self, tensors: Mapping[str, Tensor]) -> list[Piece]:

@@ -111,7 +111,8 @@ def _table(plan: Plan, answers: Sequence[Answer]) -> Table:
     spec = plan.spec
     table = Table(
         title=f"{plan.model}, {plan.how} by {plan.impl}, on {plan.cluster}: "
-        f"{plan.batch or spec.batch} samples per GPU, {plan.arithmetic}",
+        f"{plan.batch or spec.batch} samples per GPU, "
+        f"{plan.arithmetic}{', fp8 in the blocks' if plan.fp8 else ''}",
         box=None,
         title_justify="left",
         header_style="dim",

@@ -247,14 +247,16 @@ class Mesh:
         ``max_norm`` is not positive or is NaN.
         """
         # --- exercise 3.33: start
-        # Step 11: the first holder of a block counts it, and all ranks are asked at once
+        # Step 11: the first holder of a block counts it, and all ranks are asked at once. gloo adds
+        #          on the CPU, also what GPUs have computed (`device_in`)
         if not max_norm > 0:
             raise ValueError(f"max_norm must be positive, got {max_norm}")
         grads = {n: p.grad for n, p in parameters.items() if p.requires_grad and p.grad is not None}
         squares = torch.zeros((), dtype=torch.float64, device=device_in(None))
         for name, grad in grads.items():
             if self.layout[name].first_holder(self.grid, self.rank):
-                squares += torch.linalg.vector_norm(grad, dtype=torch.float64) ** 2
+                own = torch.linalg.vector_norm(grad, dtype=torch.float64) ** 2
+                squares += own.to(squares.device)
         dist.all_reduce(squares)
         norm = squares.sqrt().item()
         if max_norm < norm < math.inf:

@@ -222,8 +222,8 @@ MUTANTS = [
         "norm-of-copies",
         "every rank counts its copies",
         "            if self.layout[name].first_holder(self.grid, self.rank):\n"
-        "                squares",
-        "            if name:\n                squares",
+        "                own",
+        "            if name:\n                own",
         "the_norm_counts_each_element_once",
         "wrong",
     ),
