@@ -202,8 +202,7 @@ def functions_of(exercise: Exercise) -> list[str]:
     if not exercise.solution_path.is_file():
         return list(_indexed(exercise)["functions"])
     text = exercise.solution_path.read_text(encoding="utf-8")
-    spans = [r for r in regions_of(text) if r.exercise == exercise.id]
-    return [n for n, node in _parsed(text) if any(r.within(node) for r in spans)]
+    return list(_functions(text).get(exercise.id, ()))
 
 
 def places_of(exercise: Exercise) -> int:
@@ -241,9 +240,14 @@ def _entries(text: str) -> dict[str, dict[str, Any]]:
 
 
 @functools.cache
-def _parsed(text: str) -> list[tuple[str, ast.FunctionDef]]:
-    """cached: a grader asks for every check"""
-    return functions_in(ast.parse(text))
+def _functions(text: str) -> dict[str, list[str]]:
+    """``functions_of`` by exercise; cached, because a grader asks for every check."""
+    found: dict[str, list[str]] = {}
+    regions = regions_of(text)
+    for name, node in functions_in(ast.parse(text)):
+        for number in dict.fromkeys(r.exercise for r in regions if r.within(node)):
+            found.setdefault(number, []).append(name)
+    return found
 
 
 def check_files(exercise: Exercise) -> list[Path]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import importlib.abc
 import importlib.util
+import linecache
 import os
 import sys
 import threading
@@ -54,21 +54,19 @@ class Implementation:
     ) -> None:
         self._source = source
         self._module = module
-        self._substitutes = tuple(substitutes)
-        self._stands: dict[str, Stand] | None = None
+        self._stands = stands(substitutes)
         self._graded = graded
         self._guard: Guard | None = None
         if graded is not None and guarded:
             own = {str(source.path(each.file)) for each in graded.phase.exercises}
             self._guard = guard_of(graded, tuple(own))
+            linecache.clearcache()  # here, not in each rank: that would copy the pages
 
     def __getstate__(self) -> dict[str, Any]:
         """For a sandbox: with the parts of the solutions that ranks may need,
         without the course's map."""
-        stood = stands(self._substitutes)
-        code = carry(tuple(stood.values()), self._graded, self._source.folder.name)
-        left = {"_substitutes": (), "_graded": None, "_stands": stood}
-        return {"own": vars(self) | left, "code": code}
+        code = carry(tuple(self._stands.values()), self._graded, self._source.folder.name)
+        return {"own": vars(self) | {"_graded": None}, "code": code}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state["own"])
@@ -83,8 +81,7 @@ class Implementation:
         """The implementation's module ``name``, for example ``data_loader``."""
         assert os.getpid() != _grader, "learner code runs in ranks only; use impl inside a body"
         if not any(isinstance(f, _Finder) for f in sys.meta_path):
-            stood = stands(self._substitutes) if self._stands is None else self._stands
-            sys.meta_path.insert(0, _Finder(self._source, stood))
+            sys.meta_path.insert(0, _Finder(self._source, self._stands))
             if self._guard is not None:
                 self._guard.install()
         rank = getattr(threading.current_thread(), "virtual_rank", "")  # modules of its own
@@ -162,7 +159,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def _importable(file: Path) -> bool:
     try:
-        ast.parse(file.read_bytes())
+        compiled(file)
     except (SyntaxError, OSError, ValueError, RecursionError, MemoryError):
         return False
     return True
