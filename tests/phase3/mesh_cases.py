@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import product
 from typing import Any
 
 import torch
@@ -73,9 +75,13 @@ def mesh_of(impl: Any, sizes: Sizes) -> Any:
 
 
 def coordinates(sizes: Sizes, rank: int) -> dict[str, int]:
-    """By looking for the rank in a table of all ranks."""
-    table = torch.arange(math.prod(sizes.values())).view(*sizes.values())
-    return dict(zip(sizes, (table == rank).nonzero()[0].tolist(), strict=True))
+    """By counting through all ranks."""
+    return dict(zip(sizes, _counted(tuple(sizes.values()))[rank], strict=True))
+
+
+@cache
+def _counted(lengths: tuple[int, ...]) -> list[tuple[int, ...]]:
+    return [*product(*map(range, lengths))]
 
 
 def on_line(sizes, rank: int, axes, on=None) -> list[int]:
