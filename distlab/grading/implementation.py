@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.abc
 import importlib.util
@@ -60,7 +61,7 @@ class Implementation:
         if graded is not None and guarded:
             own = {str(source.path(each.file)) for each in graded.phase.exercises}
             self._guard = guard_of(graded, tuple(own))
-            linecache.clearcache()  # here, not in each rank: that would copy the pages
+            linecache.clearcache()  # so that it is short work in each rank, which copies no pages
 
     def __getstate__(self) -> dict[str, Any]:
         """For a sandbox: with the parts of the solutions that ranks may need,
@@ -158,8 +159,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _importable(file: Path) -> bool:
+    """Whether a file is Python, as far as ``sources.in_the_file`` asks it of the graded one: that
+    one must not be replaced here."""
     try:
-        compiled(file)
+        ast.parse(file.read_bytes())
     except (SyntaxError, OSError, ValueError, RecursionError, MemoryError):
         return False
     return True

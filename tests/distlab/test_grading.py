@@ -160,6 +160,16 @@ def test_syntax_and_import_errors_leave_the_rest_graded(
     assert "No module named 'surely_not_installed'" in text
 
 
+def test_a_graded_file_that_only_the_compiler_refuses_is_not_replaced(folder: Path) -> None:
+    """Also where the solution stands for another exercise of the same file."""
+    file = folder / "template_trainer.py"
+    text = file.read_text().replace('raise NotImplementedError("exercise 1.5")', "pass")
+    file.write_text(text + "\nreturn\n")
+    (result,) = graded(folder, "1.5").exercises
+    assert result.verdict == "error"
+    assert "'return' outside function" in result.checks[0].message
+
+
 def test_blocked_and_substituted(folder: Path) -> None:
     solution = root() / "solutions" / "phase1_data_parallel"
     (folder / "template_data_loader.py").unlink()
