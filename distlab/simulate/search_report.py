@@ -132,13 +132,15 @@ def picture(row: Row, folder: Path) -> list[Path]:
     else:
         layers = min(PICTURED, plan.spec.layers)
         plan = replace(plan, layers=layers, accumulate=min(plan.accumulate, ROUNDS))
-    seen = run(plan)
+    seen = run(plan).spans
+    if plan.model_ranks == 1:
+        seen = [span for span in seen if span.rank == 0]  # all ranks do the same
     title = f"{row.job.model}, {row.layout.how}: {layers} of {row.job.spec.layers} layers"
     name = f"{row.job.model}-{row.layout.how}-{row.job.cluster}".replace(" ", "-")
     folder.mkdir(parents=True, exist_ok=True)
     return [
-        draw(seen.spans, folder / f"{name}-timeline.png", title),
-        chrome_trace(seen.spans, folder / f"{name}-timeline.json"),
+        draw(seen, folder / f"{name}-timeline.png", title),
+        chrome_trace(seen, folder / f"{name}-timeline.json"),
     ]
 
 
