@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import selectors
 import signal
@@ -12,14 +11,13 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from ..host import gpus, sockets
 from ..host.processes import become_subreaper, children, end_strays, exit_status
 from ..host.program_clock import EVERY, ProgramClock
 from ..observe.log import Mismatch, SequenceCheck
 from . import report as rank_report
 from . import zygote
+from .content import unpacked
 from .member import Member
 from .options import Options
 from .process import group_timeout, rank_main
@@ -207,8 +205,10 @@ class Parent:
         values = []
         for member in self.members:
             assert member.result is not None
-            content = io.BytesIO(member.result)  # memory of GPUs, which this process does not see
-            values.append(torch.load(content, weights_only=True, map_location="cpu"))
+            try:
+                values.append(unpacked(member.result))
+            except ValueError:
+                raise garbled(member.rank) from None
         members = self.members
         return RankResults(values, [m.log() for m in members], [m.output for m in members])
 

@@ -1,7 +1,7 @@
 """The inside of one rank: set-up, the body, and reports to the parent over a pipe.
 
-A frame on the pipe is 4 bytes of length, 1 byte of kind, and the content. The content is JSON, or
-for results the output of ``torch.save``, which the parent reads with ``weights_only=True``.
+A frame on the pipe is 4 bytes of length, 1 byte of kind, and the content. The content is JSON, for
+results with the memory of tensors behind it (``content.py``).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
-import io
 import json
 import multiprocessing
 import os
@@ -24,7 +23,6 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.utils._pytree import tree_leaves, tree_map
 
 from ..host import gpus, system
 from ..host.processes import die_with_parent
@@ -34,6 +32,7 @@ from ..observe.looks import Looks
 from ..observe.notices import Notice, listen
 from ..observe.raised import describe
 from ..observe.recorder import Ledger
+from .content import packed
 from .context import RankContext
 from .options import Options
 from .results import PIPE_LOST
@@ -41,9 +40,7 @@ from .results import PIPE_LOST
 MAX_FRAME = 1 << 31
 GLOO_TIMEOUT = 1800.0  # seconds; that of groups for which none is given
 # bound before learner code runs, which may replace them in their modules
-_PLAIN = (torch.Tensor, bool, int, float, complex, str, bytes, type(None))
-_SURE = (bool, int, float, str, type(None))
-_write, _exit, _dumps, _save = os.write, os._exit, json.dumps, torch.save
+_write, _exit, _dumps = os.write, os._exit, json.dumps
 
 
 class Pipe:
@@ -112,7 +109,7 @@ def rank_main(
 
 def _report(pipe: Pipe, value: Any) -> None:
     _flush()
-    pipe.send(b"R", content_of(value))
+    pipe.send(b"R", packed(value))
 
 
 def _flush() -> None:
@@ -245,43 +242,6 @@ def _run(
         spans["gpu"] = ctx.ledger.gpu.times()
     pipe.send(b"S", _dumps(spans).encode())
     return value
-
-
-def content_of(value: Any) -> bytes:
-    """A rank's result as the parent reads it: tensors and plain data only, else TypeError."""
-    buffer = io.BytesIO()
-    try:
-        _save(value, buffer)
-    except RuntimeError:  # tensors of several dtypes in one memory, as safetensors loads them
-        buffer = io.BytesIO()
-        _save(tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, value), buffer)
-    try:
-        if not _surely_plain(value):
-            torch.load(io.BytesIO(buffer.getvalue()), weights_only=True, map_location="cpu")
-    except Exception as error:
-        raise TypeError(
-            "a rank may return tensors, numbers, strings, None, lists, tuples and dicts only: "
-            + _hindrance(value, error)
-        ) from None
-    return buffer.getvalue()
-
-
-def _surely_plain(value: Any) -> bool:
-    """Whether the parent can read ``value`` without any doubt: a trial costs more than to look."""
-    kind = type(value)
-    if kind in (list, tuple):
-        return all(map(_surely_plain, value))
-    if kind is dict:
-        return all(type(key) in _SURE and _surely_plain(each) for key, each in value.items())
-    if kind is torch.Tensor:
-        return value.layout == torch.strided and not (value.is_quantized or vars(value))
-    return kind in _SURE
-
-
-def _hindrance(value: Any, error: Exception) -> str:
-    """The types that may not be read, or the first line of torch's error."""
-    others = {type(leaf).__name__ for leaf in tree_leaves(value) if not isinstance(leaf, _PLAIN)}
-    return "not " + ", ".join(sorted(others)) if others else str(error).splitlines()[0]
 
 
 def spawned_main(output_fd: int) -> None:

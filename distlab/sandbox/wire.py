@@ -1,19 +1,16 @@
 """The messages on the socket of a sandbox: trusted requests in, plain data out.
 
 A request is pickled, because it comes from the grader. An answer comes from a process next to
-untrusted code. It is JSON, and the output of ``torch.save``, which is read with
-``weights_only=True``. Each field is checked. With a field that does not fit, the answer counts as
-unreadable.
+untrusted code. It is JSON, and behind that the values (``ranks/content.py``). Each field is
+checked. With a field that does not fit, the answer counts as unreadable.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import os
 import socket
-import zipfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +19,8 @@ from torch.utils._pytree import tree_leaves
 
 from ..observe.log import Event, Log
 from ..observe.raised import printable
-from ..ranks.process import content_of
+from ..ranks.content import packed as packed_values
+from ..ranks.content import unpacked
 from ..ranks.results import RankFailure, RankReport, RankResults
 from ..virtual import VirtualResults
 from ..virtual.reports import HostRead
@@ -90,7 +88,7 @@ def packed(results: Sequence[RankResults]) -> bytes:
             run |= {name: getattr(each, name) for name in MORE}
             run["host_reads"] = each.host_reads
         runs.append(run)
-    return _with_values({"runs": runs}, content_of([list(each) for each in results]))
+    return _with_values({"runs": runs}, packed_values([list(each) for each in results]))
 
 
 def packed_failure(failure: RankFailure) -> bytes:
@@ -139,17 +137,14 @@ class Reader:
 
     def _read(self, answer: bytes, world_sizes: Sequence[int]) -> list[RankResults] | Exception:
         text, content = parted(answer)
-        if len(text) > LONGEST_TEXT:
+        if max(len(text), int.from_bytes(content[:HEAD], "little")) > LONGEST_TEXT:
             raise Unreadable("its text is too long")
         data = json.loads(text)
         if "error" in data:
             return RuntimeError(_text(data["error"]))
         if "failure" in data:
             return _failure(data["failure"])
-        with zipfile.ZipFile(io.BytesIO(content)) as records:
-            if any(each.compress_type != zipfile.ZIP_STORED for each in records.infolist()):
-                raise Unreadable("its values are compressed")
-        values = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+        values = unpacked(content)
         tensors = [each for each in tree_leaves(values) if isinstance(each, torch.Tensor)]
         if sum(each.numel() * each.element_size() for each in tensors) > self.most:
             raise Unreadable(f"its tensors have more than {self.most:,} bytes")

@@ -19,8 +19,9 @@ import torch
 
 from ..host.processes import die_with_parent
 from ..observe.raised import describe
+from ..ranks.content import packed
 from ..ranks.context import RankContext
-from ..ranks.process import Pipe, content_of
+from ..ranks.process import Pipe
 from ..ranks.results import PIPE_LOST
 from . import internals
 from .child_report import RankData, report
@@ -125,7 +126,7 @@ class Child:
         with state.model or model or contextlib.nullcontext():
             value = self.fn(ctx, *self.args)
         world.finish(state)
-        return content_of(value)
+        return packed(value)
 
 
 def _detach(parent: int, output_fd: int) -> None:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import select
 from typing import Any, NamedTuple
 
-import torch
-
 from ..host.processes import is_ending
 from ..host.program_clock import EVERY, ProgramClock
 from ..observe.log import Log
 from ..ranks import report as rank_report
+from ..ranks.content import unpacked
 from ..ranks.member import KEPT_OUTPUT, Member, Wait
 from ..ranks.noticed import notices_named
-from ..ranks.results import RankFailure, RankResults
+from ..ranks.results import RankFailure, RankResults, garbled
 from .child import TIME_IS_UP
 from .options import VirtualOptions
 from .rules import rules_named
@@ -136,7 +134,10 @@ def results_of(
         elif kind == b"R":
             rank = int.from_bytes(content[:4], "little")
             members[rank].result = content
-            values[rank] = torch.load(io.BytesIO(content[4:]), weights_only=True)
+            try:
+                values[rank] = unpacked(content[4:])
+            except ValueError:
+                raise garbled(rank) from None
         else:
             data = json.loads(content)
             _load(members, data)

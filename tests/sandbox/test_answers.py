@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
+import pickle
 import resource
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 
 from distlab.course.catalogue import root
 from distlab.observe.log import Event, Log
+from distlab.ranks.content import packed
 from distlab.ranks.results import RankResults
 from distlab.sandbox import Sandbox, wire
 
@@ -36,19 +36,15 @@ class Bomb:
         return os.system, (f"touch {self.path}",)
 
 
-def saved(value: object) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
+def written(text: str, memory: bytes = b"") -> bytes:
+    """Values as a rank could write them that does not use the toolkit's own function."""
+    return wire.joined(text.encode(), memory)
 
 
-def squeezed(value: object) -> bytes:
-    """The same, each record compressed."""
-    found, there = io.BytesIO(), zipfile.ZipFile(io.BytesIO(saved(value)))
-    with zipfile.ZipFile(found, "w", zipfile.ZIP_DEFLATED) as small:
-        for record in there.infolist():
-            small.writestr(record.filename, there.read(record))
-    return found.getvalue()
+def tensor(shape: list[int], stride: list[int], length: int = 4) -> bytes:
+    """A tensor of float32 in 4 bytes."""
+    told = [0, length, "torch.float32", shape, stride, False]
+    return written(json.dumps([[{"Tensor": told}]]), bytes(4))
 
 
 def answer(values: bytes = b"", line: str = "") -> bytes:
@@ -61,13 +57,18 @@ def answer(values: bytes = b"", line: str = "") -> bytes:
 
 
 HOSTILE: dict[str, Callable[[Path], bytes]] = {
-    "pickle": lambda path: saved([[Bomb(path)]]),
+    "pickle": lambda path: pickle.dumps([[Bomb(path)]]),
     "pickle of long ago": lambda path: b"cos\nsystem\n(S'touch " + os.fsencode(path) + b"'\ntR.",
-    "module": lambda _: saved([[torch.nn.Linear(1, 1)]]),
-    "more ranks than there are": lambda _: saved([[torch.ones(1)] * 3]),
-    "number": lambda _: saved(7),
-    "squeezed tensor": lambda _: squeezed([[torch.zeros(LARGE // 4)]]),
-    "long tensor in little memory": lambda _: saved([[torch.zeros(1).expand(LARGE)]]),
+    "a type that is not plain": lambda _: written('[[{"Linear": [1, 1]}]]'),
+    "a type with a length": lambda _: written(f'[[{{"bytes": {LARGE}}}]]'),
+    "an entry of two types": lambda _: written('[[{"tuple": [], "dict": []}]]'),
+    "more ranks than there are": lambda _: packed([[torch.ones(1)] * 3]),
+    "number": lambda _: packed(7),
+    "deep nesting": lambda _: written("[" * 100_000 + "]" * 100_000),
+    "memory that is not there": lambda _: tensor([LARGE // 4], [1], LARGE),
+    "a view beyond its memory": lambda _: tensor([LARGE // 4], [1]),
+    "a view before its memory": lambda _: tensor([2], [-1]),
+    "long tensor in little memory": lambda _: packed([[torch.zeros(1).expand(LARGE)]]),
 }
 
 
@@ -82,10 +83,17 @@ def test_values_that_no_rank_returns(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "hacked").exists()
 
 
+def test_values_with_a_long_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused before it is read."""
+    monkeypatch.setattr(wire, "LONGEST_TEXT", 2000)
+    with pytest.raises(wire.Unreadable, match="too long"):
+        READER.results(answer(packed([["x" * 2000]])), (1,))
+
+
 def test_the_right_answer_is_read() -> None:
     """So none of the above was refused for another reason; views of one memory are right, too."""
     whole = torch.arange(6.0)
-    values = saved([[[whole[::2], whole.view(2, 3).t(), torch.zeros(1).expand(4)]]])
+    values = packed([[[whole[::2], whole.view(2, 3).t(), torch.zeros(1).expand(4)]]])
     (results,) = READER.results(answer(values), (1,))
     assert results[0][1].tolist() == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
 
