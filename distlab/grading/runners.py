@@ -49,7 +49,7 @@ HERE = Here()
 class Runner:
     """``run(body, world_size, *args, timeout=…)`` for one check, on real ranks."""
 
-    ways = 1  # where each run is made: limits are for one run
+    ways = 1  # in which each run is made
 
     def __init__(self, files: tuple[str, ...], seed: int, device: str, place: Place = HERE) -> None:
         self.files, self.seed, self.device, self.place = files, seed, device, place
@@ -65,16 +65,14 @@ class Runner:
         results.on_read = read
         return results
 
-    def limit(self, options: dict[str, Any]) -> float:
-        """Seconds for the next run: as many as its options say, but no more
-        than the check has left."""
-        asked = options.pop("timeout", RUN_LIMIT) * self.ways
-        return round(min(asked, max(1.0, self.end - spent())), 1)
+    def limit(self, seconds: float) -> float:
+        """Seconds for the next run: as many as it asks for, but no more than the check has left."""
+        return round(min(seconds, max(1.0, self.end - spent())), 1)
 
     def __call__(self, body: Body, world_size: int, *args: Any, **options: Any) -> RankResults:
         """``run_ranks`` with the defaults of checks."""
         defaults = {"device": self.device, "seed": self.seed, "learner_files": self.files}
-        limit = self.limit(options)
+        limit = self.limit(options.pop("timeout", RUN_LIMIT))
         try:
             options = {"timeout": limit} | defaults | options
             results = self.place.run_ranks(body, world_size, *args, **options)
@@ -123,14 +121,17 @@ class VirtualRunner(Runner):
         args: tuple[Any, ...],
         options: dict[str, Any],
     ) -> list[VirtualResults]:
-        limit = self.limit(options)
+        each = options.pop("timeout", RUN_LIMIT)
+        runs = len(world_sizes) * options.get("seeds", 1) * self.ways
+        limit = self.limit(each * runs)
         every = self.place.run_worlds(
             body,
             world_sizes,
             *args,
             base_seed=self.seed,
             timeout=limit,
-            patience=limit,
+            each=min(each, limit),
+            patience=each,
             learner_files=self.files,
             **{"rules": self.rules} | options,
         )

@@ -2,7 +2,8 @@
 
 The bytes come from a process that runs code nobody trusts. JSON can only become plain data,
 whoever wrote it, and memory only tensors. Other types are written as an object with one entry,
-whose name is that of the type. Equal results have equal bytes.
+whose name is that of the type. Equal results have equal bytes. What was one object or one piece of
+memory in the rank is several here: a check that asks for that asks in the rank.
 """
 
 from __future__ import annotations

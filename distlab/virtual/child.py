@@ -41,7 +41,8 @@ STACK = 16 << 20  # bytes of (virtual) stack per rank
 
 @dataclass
 class Child:
-    """One forked process; the parent sees in ``who`` the running rank and the world's index."""
+    """One forked process. The parent sees in ``who`` the rank that runs, the index of its world,
+    and how many interleavings have begun."""
 
     fn: Callable[..., Any]
     args: tuple[Any, ...]
@@ -86,6 +87,7 @@ class Child:
             absent |= set(range(world_size)) - set(options.roles)
         every = [*itertools.product(rules_named(options.rules), range(options.seeds))]
         for rules, number in every:
+            self.who[2] += 1
             seed = None if options.seed is None else options.seed + number
             world = World(world_size, options, seed, self._note, rules)
             enter(world)

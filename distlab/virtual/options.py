@@ -20,9 +20,10 @@ class VirtualOptions(RunOptions):
     simulates in the order of virtual time; a number explores one adversarial interleaving, and
     ``seeds`` as many from there on. The first that fails is raised, and names its seed. Otherwise
     the results are those of an interleaving that differs from the first, if there is any; the
-    caller judges them. ``compute``: how a rank's clock moves between communications: ``"none"``,
-    ``"roofline"`` (counted FLOPs and bytes on the cluster's GPU), ``"kernels"`` (the same, but the
-    times of measured kernels for a GPU that has them) or ``"measured"`` (this machine's CPU time).
+    caller judges them. ``each``: seconds for one interleaving of one world; ``timeout`` is for all.
+    ``compute``: how a rank's clock moves between communications: ``"none"``, ``"roofline"``
+    (counted FLOPs and bytes on the cluster's GPU), ``"kernels"`` (the same, but the times of
+    measured kernels for a GPU that has them) or ``"measured"`` (this machine's CPU time).
     ``algorithm``: how the backend's all-reduce is timed. ``lose``: (rank, n). That rank disappears
     at its n-th communication, and messages between it and other ranks raise RuntimeError there,
     like gloo's. ``survivable``: the run does not fail of it, and the lost rank's result is None.
@@ -38,6 +39,7 @@ class VirtualOptions(RunOptions):
     seed: int | None = None
     seeds: int = 1
     base_seed: int = 0
+    each: float = math.inf
     compute: str = "none"
     algorithm: str = "backend"
     lose: tuple[int, int] | None = None

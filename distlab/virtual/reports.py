@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import select
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..host.processes import is_ending
@@ -80,14 +81,23 @@ class Reports(list[Frames]):
         return bool(data)
 
 
-def read_reports(pid: int, fd: int, printed: int, worlds: int, timeout: float) -> Reports:
-    """Read the child's reports until it has sent all or ends."""
+def read_reports(
+    pid: int, pipes: tuple[int, int], worlds: int, options: VirtualOptions, begun: Callable[[], int]
+) -> Reports:
+    """Read the child's reports until it has sent all or ends.
+
+    ``pipes``: for reports, and for what is printed. ``begun``: how many interleavings have begun;
+    with each one its limit begins anew.
+    """
     clock, reports = ProgramClock([pid]), Reports()
     reader, frames = Member(0, 0, -1, -1), Frames()
-    sources: list[int] = [fd, printed]
-    told = False
+    fd, printed = sources = [*pipes]
+    end, seen, told = options.each, 0, False
     while len(reports) < worlds:
-        left = timeout - clock.read()
+        now = clock.read()
+        if begun() != seen and not told:
+            end, seen = now + options.each, begun()
+        left = min(end, options.timeout) - now
         if left <= 0 and not told:
             told = True
             with contextlib.suppress(ProcessLookupError):

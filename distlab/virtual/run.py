@@ -75,12 +75,14 @@ def _run_child(
     os.close(printing)
     _ending.append(pid)
     try:
-        reports = read_reports(pid, reading, printed, len(world_sizes), options.timeout)
+        who = memoryview(running).cast("i")
+        reports = read_reports(pid, (reading, printed), len(world_sizes), options, lambda: who[2])
     finally:
         os.close(reading)
         os.close(printed)
         _end(pid, before)
     extra = reports.printed.decode(errors="replace")
+    options = replace(options, timeout=min(options.timeout, options.each))  # that was not kept
     results = [
         results_of(report, [Member(rank, pid, -1, -1) for rank in range(size)], options, extra)
         for size, report in zip(world_sizes, reports, strict=False)

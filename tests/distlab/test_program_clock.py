@@ -97,11 +97,11 @@ def test_a_check_has_a_minute_for_all_its_runs(monkeypatch: pytest.MonkeyPatch) 
     used = [100.0]
     monkeypatch.setattr("distlab.grading.runners.spent", lambda: used[0])
     runner = Runner((), 1, "cpu")
-    assert runner.limit({}) == RUN_LIMIT
+    assert runner.limit(RUN_LIMIT) == RUN_LIMIT
     used[0] += CHECK_LIMIT - 4
-    assert [runner.limit({}), runner.limit({"timeout": 2.0})] == [4.0, 2.0]
+    assert [runner.limit(RUN_LIMIT), runner.limit(2.0)] == [4.0, 2.0]
     used[0] += 4
-    assert runner.limit({}) == 1.0
+    assert runner.limit(RUN_LIMIT) == 1.0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/PID/schedstat")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import sys
 import threading
 import time
@@ -471,6 +472,27 @@ def test_endless_loop_ends_with_the_time_limit() -> None:
     assert found.kind == "hang"
     assert (found.cause, found.rank) == ("endless-loop", 1)
     assert "rank 1 is in a loop that does not end   at test_virtual.py" in found.message
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there a thread learns its own time")
+def test_each_interleaving_has_its_own_limit() -> None:
+    """Six runs of half a second take longer than one may, and all together may take longer."""
+
+    def used() -> float:  # Python's clocks are virtual there
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_utime
+
+    def works(ctx: RankContext) -> None:
+        end = used() + 0.25
+        while used() < end:
+            pass
+        dist.barrier()
+
+    options = {"seed": 1, "seeds": 3, "timeout": 30, "each": 2}
+    assert len(run_worlds(works, (2, 2), **options)) == 2
+    with pytest.raises(RankFailure, match="no result after 2 s"):
+        run_worlds(works, (9,), **options)
+    with pytest.raises(RankFailure, match="no result after 1 s"):
+        run_worlds(works, (2, 2), **options | {"timeout": 1})
 
 
 def test_a_rank_that_is_done_after_the_limit_is_late() -> None:

@@ -116,13 +116,13 @@ def test_windows_cut_the_stream(impl, run):
         first.append(next(divided))
         counts.append(len(read))
         refused = [refusal(impl.windows, stream(), n) for n in (0, -1)]
-        return (cut, ones, first, counts, len(read)), refused
+        same = [len(got) > 1 and all(window is got[0] for window in got) for got in cut]
+        return (cut, same, ones, first, counts, len(read)), refused
 
-    (cut, ones, first, counts, later), refused = run(body, 1)[0]
+    (cut, same, ones, first, counts, later), refused = run(body, 1)[0]
     want = [[[0, 1, 2], [3, 4, 5], [6]], [[0, 1, 2], [3, 4, 5]], [], [[0, 1]], [[0, 1, 2], [3]]]
-    for n, got, right in zip((7, 6, 0, 2, 4), cut, want, strict=True):
+    for n, got, reused, right in zip((7, 6, 0, 2, 4), cut, same, want, strict=True):
         what = f"windows of 3 from {n} micro-batches"
-        reused = len(got) > 1 and all(window is got[0] for window in got)
         lost = not all(isinstance(w, list) for w in got) or sum(map(len, got)) < n
         cause = "list-reused" if reused else "window-lost" if lost else "wrong-windows"
         expect_equal(got, right, what=what, cause=cause)
