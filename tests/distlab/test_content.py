@@ -37,7 +37,7 @@ TENSORS = {
 }
 
 
-@pytest.mark.parametrize("value", PLAIN, ids=repr)
+@pytest.mark.parametrize("value", PLAIN, ids=lambda value: type(value).__name__)
 def test_plain_data_comes_back(value: Any) -> None:
     """Also the types that JSON lacks, and entries that look like those of another type."""
     found = unpacked(packed(value))
