@@ -18,11 +18,12 @@ from distlab.course.catalogue import load_course, root
 from distlab.grading import exercise
 from distlab.grading.report import print_report
 from distlab.grading.run import grade
-from distlab.grading.runners import BriefNcclRunner, NcclRunner
+from distlab.grading.runners import BriefNcclRunner, Here, NcclRunner
 from distlab.grading.session import Request
 from distlab.grading.verdicts import CheckResult, ExerciseResult, Report
 from distlab.grading.wrong import all_mutants
 from distlab.ranks import RankContext, RankFailure
+from distlab.virtual import run_worlds
 
 COURSE = load_course()
 
@@ -80,17 +81,25 @@ def test_what_always_runs_is_said() -> None:
 
 
 def test_nobody_asked_for_it() -> None:
-    """Then each way is run once, for one size."""
+    """Then each way is run once, for one size; the limits are for one way."""
     runs = mmap.mmap(-1, mmap.PAGESIZE)
+    limits = []
+
+    class Noting(Here):
+        @staticmethod
+        def run_worlds(*args, **options):
+            limits.append((options["each"], options["timeout"]))
+            return run_worlds(*args, **options)
 
     def body(ctx: RankContext) -> None:
         runs[0] += ctx.rank == 0
 
     for kind, count in ((BriefNcclRunner, 3), (NcclRunner, 6)):
         runs[0] = 0
-        run = kind((__file__,), 5, "cpu")
-        run(body, 2, delays=kind is BriefNcclRunner)
+        run = kind((__file__,), 5, "cpu", Noting())
+        run(body, 2, delays=kind is BriefNcclRunner, timeout=2.0)
         assert runs[0] == count
+        assert limits[-1] == (2.0, 2.0 * count)
 
 
 def test_every_way_of_nccl_is_run() -> None:
