@@ -35,7 +35,7 @@ COMMANDS = {
     "`distlab hint`": ("-m", "distlab", "hint", "1.4"),
 }
 STARTS, SAVES = 5, 2
-LOOK = 0.3  # seconds between two looks at memory
+LOOK = 2.0  # seconds between two looks at memory: each takes tens of ms of a processor
 QUIET: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 SIBLING = re.compile(r"^( *from )\.(\w+)( import)", re.M)
 Found = dict[str, Any]
@@ -177,13 +177,18 @@ def record(before: str = "") -> Found:
     old = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
     known: Found = {"machine": described(fingerprint()), "now": measured_in(root())}
     known["date"] = time.strftime("%Y-%m-%d")
+    if "before" in old and old["machine"] == known["machine"]:
+        known["before"] = old["before"]
+    _keep(known)  # an hour's work, should the rest be interrupted
     if before:
         with checkout(before) as folder:
             known["before"] = {"commit": before, **measured_in(folder)}
-    elif "before" in old and old["machine"] == known["machine"]:
-        known["before"] = old["before"]
-    RECORD.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+        _keep(known)
     return known
+
+
+def _keep(known: Found) -> None:
+    RECORD.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
 
 
 def rows_of(found: Found) -> dict[str, str]:
@@ -222,7 +227,7 @@ def table(known: Found) -> Table:
         note += (
             f"Before: commit {known['before']['commit']}, which has fewer exercises and checks. "
         )
-    return Table("Feedback", header, rows, note + f"{known['machine']}; {known['date']}.")
+    return Table("Feedback", header, rows, note.strip())
 
 
 def measure() -> Table:

@@ -18,6 +18,8 @@ import os
 import site
 import sys
 import sysconfig
+import tokenize
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +38,7 @@ OURS = ("distlab", "tests", "given", "solutions", "benchmarks", "scripts")
 ANSWERS = tuple(str(root() / name) + os.sep for name in ("solutions", ".git"))
 PROGRAMS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn")
 MOVES = ("os.link", "os.symlink", "os.rename")
+LOOKS_UP_LINES = (linecache.__file__, tokenize.__file__)
 _import, _import_module = builtins.__import__, importlib.import_module
 
 
@@ -171,10 +174,19 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
     if not reached or _guard is None:
         return
     line = _culprit(sys._getframe(1))
+    if line and event == "open" and _shows_a_stack(sys._getframe(1)):
+        raise PermissionError("no lines of the solutions")  # the stack is shown without them
     if line and event in PROGRAMS:
         _stop("starts a program that reaches for the solutions: write it yourself", line)
     elif line:
         _stop(f"reads {Path(os.fsdecode(args[0])).name} of the solutions: write it yourself", line)
+
+
+def _shows_a_stack(frame: FrameType | None) -> bool:
+    """Whether ``traceback`` looks for the lines of an exception that went through a solution."""
+    while frame is not None and frame.f_code.co_filename in LOOKS_UP_LINES:
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename == traceback.__file__
 
 
 def _is_answer(path: object) -> bool:

@@ -215,6 +215,22 @@ def test_nothing_is_taken(name: str, tmp_path: Path, grader: WarmGrader) -> None
     assert "shortcut" not in [check.cause for check in checks]
 
 
+def test_a_stack_that_goes_through_a_solution_is_shown_without_its_lines(
+    tmp_path: Path, grader: WarmGrader
+) -> None:
+    """A watchdog that writes down why its block failed takes nothing, and gets no line."""
+    program = f"""
+        import traceback
+        try:
+            exec(compile("1 / 0", {TRAINER!r}, "exec"))
+        except ZeroDivisionError as error:
+            *_, last = traceback.extract_tb(error.__traceback__)
+            assert last.filename == {TRAINER!r} and not last.line, last.line
+    """
+    checks = graded("1.4", "def average_gradients(", program, tmp_path, grader)
+    assert checks[0].verdict == "pass", checks[0].message
+
+
 LOADED = {
     "the loaded module": f"""
         import sys
