@@ -64,18 +64,16 @@ def _run_child(
     before, parent = children(), os.getpid()
     reading, writing = os.pipe()
     printed, printing = os.pipe()  # what bypasses sys.stdout
-    running = mmap.mmap(-1, mmap.PAGESIZE)  # who has the baton in which world, should the child die
+    who = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("i")  # has the baton in which world
     pid = os.fork()
     if pid == 0:
         os.close(reading)
         os.close(printed)
-        who = memoryview(running).cast("i")
         Child(fn, args, options, world_sizes, Pipe(writing), who).run(parent, printing)
     os.close(writing)
     os.close(printing)
     _ending.append(pid)
     try:
-        who = memoryview(running).cast("i")
         reports = read_reports(pid, (reading, printed), len(world_sizes), options, lambda: who[2])
     finally:
         os.close(reading)
@@ -88,7 +86,7 @@ def _run_child(
         for size, report in zip(world_sizes, reports, strict=False)
     ]
     if len(results) < len(world_sizes):
-        rank, index = memoryview(running).cast("i")[:2].tolist()
+        rank, index = who[:2].tolist()
         members = [Member(r, pid, -1, -1) for r in range(world_sizes[index])]
         members[rank].head += extra.encode()
         raise _without_report(members, rank, reports.ending, options)

@@ -178,13 +178,13 @@ def test_odd_parameters_and_state(impl, run, seed):
         return saved, kept_alive(saved)
 
     results = list(run(save, 5))
-    alive = {0: [1, 3], 1: [0, 2, 4]}
-    groups = {which: [results[r][0] for r in ranks] for which, ranks in alive.items()}
+    members = {0: [1, 3], 1: [0, 2, 4]}
+    groups = {which: [results[r][0] for r in ranks] for which, ranks in members.items()}
     for which, states in groups.items():
         plain = odds(seed + which).state_dict()
         for rank, state in enumerate(states):
             judge_pieces(state, plain, len(states), rank, 1.0, "saved")
-            kept, needed = results[alive[which][rank]][1]
+            kept, needed = results[members[which][rank]][1]
             if kept > needed:
                 text = f"saved, {rank} of {len(states)} ranks: pieces of {needed} B keep {kept} B "
                 fail(f"{text}in memory and file: copy the piece, not the shard", cause="too-large")
