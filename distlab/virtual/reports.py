@@ -67,13 +67,14 @@ class Reports(list[Frames]):
     """One list of frames per world, the output, and how the child ended if worlds are missing.
 
     ``ending``: "silent" (too long), "garbled", "died", or "lives on" (without its pipe).
+    ``limit``: the seconds that count, those of one interleaving or those of all.
     """
 
     ending = ""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: float) -> None:
         super().__init__()
-        self.printed = bytearray()
+        self.limit, self.printed = limit, bytearray()
 
     def keep(self, data: bytes) -> bool:
         """Add to what was printed, up to a limit; False at its end."""
@@ -89,7 +90,7 @@ def read_reports(
     ``pipes``: for reports, and for what is printed. ``begun``: how many interleavings have begun;
     with each one its limit begins anew.
     """
-    clock, reports = ProgramClock([pid]), Reports()
+    clock, reports = ProgramClock([pid]), Reports(min(options.each, options.timeout))
     reader, frames = Member(0, 0, -1, -1), Frames()
     fd, printed = sources = [*pipes]
     end, seen, told = options.each, 0, False
@@ -100,6 +101,7 @@ def read_reports(
         left = min(end, options.timeout) - now
         if left <= 0 and not told:
             told = True
+            reports.limit = options.each if end < options.timeout else options.timeout
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, TIME_IS_UP)  # it tells where it is
         if left <= -GRACE:

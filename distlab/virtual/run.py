@@ -80,7 +80,7 @@ def _run_child(
         os.close(printed)
         _end(pid, before)
     extra = reports.printed.decode(errors="replace")
-    options = replace(options, timeout=min(options.timeout, options.each))  # that was not kept
+    options = replace(options, timeout=reports.limit)  # what a hang is told with
     results = [
         results_of(report, [Member(rank, pid, -1, -1) for rank in range(size)], options, extra)
         for size, report in zip(world_sizes, reports, strict=False)

@@ -10,7 +10,9 @@ import pytest
 import torch._dynamo  # noqa: F401 (once here instead of in every forked grader)
 
 from distlab.course.catalogue import load_course
+from distlab.course.templates import template_of
 from distlab.grading.warm import WarmGrader
+from distlab.grading.session import Request
 from distlab.grading.wrong import beside_solutions
 
 HERE = Path(__file__).parent
@@ -23,6 +25,7 @@ CASES = sorted(
     key=lambda case: (int(case[1].split(".")[0]), case),  # phase by phase
 )
 
+EXERCISES = load_course().exercises
 FIRST = {exercise: (folder, exercise) for folder, exercise in reversed(CASES)}
 
 
@@ -50,7 +53,33 @@ def test_alternative_passes(
     assert result.verdict == "pass", f"--seed {report.seed}: {failures}"
 
 
+@pytest.mark.verdict
+@pytest.mark.parametrize("exercise", [e.id for e in EXERCISES if e.phase.ready])
+def test_solution_passes_as_the_learners_text(
+    exercise: str, tmp_path: Path, grader: WarmGrader
+) -> None:
+    """Written into a blank template by a learner who has solved only what must come before: the
+    checks watch for shortcuts then, and solutions stand in for all other exercises."""
+    course = load_course()
+    chosen = course.exercise(exercise)
+    written = {e.file for e in (chosen, *map(course.exercise, chosen.requires))}
+    for other in chosen.phase.exercises:
+        own = other.file in written
+        text = other.solution_path.read_text(encoding="utf-8") if own else template_of(other)
+        (tmp_path / f"template_{other.file}.py").write_text(text, encoding="utf-8")
+    request = Request(
+        impl=str(tmp_path),
+        device="cpu",
+        exercises=(exercise,),
+        known=frozenset(chosen.requires),
+        once=True,
+    )
+    report = grader.grade(chosen.phase.number, request)
+    failures = [(c.name, c.message) for c in report.exercises[0].checks if c.verdict != "pass"]
+    assert report.exercises[0].verdict == "pass", f"--seed {report.seed}: {failures}"
+
+
 def test_every_exercise_has_two() -> None:
     counts = Counter(exercise for _, exercise in CASES)
-    missing = [e.id for e in load_course().exercises if e.phase.ready and counts[e.id] < 2]
+    missing = [e.id for e in EXERCISES if e.phase.ready and counts[e.id] < 2]
     assert not missing, f"tests/alternatives has fewer than two for {missing}"
