@@ -63,7 +63,7 @@ test-all: env
 
 # the verdicts that tests/verdicts/record.json lacks; what it has is kept if this is interrupted
 verdicts: env
-	@$(RUN) $(PYTEST) --verdicts write $$(grep -rlE '^@(pytest.mark.verdict|exercise\()' tests --include='test_*.py')
+	@$(RUN) $(PYTEST) --verdicts write $$(grep -rlE '^(@exercise\(|(@|pytestmark = )pytest.mark.verdict)' tests --include='test_*.py')
 
 # with the oldest torch that is supported, in an environment of its own; TESTS chooses, as in
 # make test-oldest TESTS=tests/phase1

@@ -11,8 +11,8 @@ import torch._dynamo  # noqa: F401 (once here instead of in every forked grader)
 
 from distlab.course.catalogue import load_course
 from distlab.course.templates import template_of
-from distlab.grading.warm import WarmGrader
 from distlab.grading.session import Request
+from distlab.grading.warm import WarmGrader
 from distlab.grading.wrong import beside_solutions
 
 HERE = Path(__file__).parent

@@ -6,6 +6,8 @@ import pytest
 
 from benchmarks.compression_digits import COMPRESSORS, Run, train
 
+pytestmark = pytest.mark.verdict
+
 POINTS = 0.005  # of accuracy
 FEWER = 50
 

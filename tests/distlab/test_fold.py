@@ -26,6 +26,8 @@ from distlab.virtual.journal import Journal
 from distlab.virtual.network import PortClasses
 from distlab.virtual.shards import Shards, cut, wholes_of
 
+pytestmark = pytest.mark.verdict
+
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> str:

@@ -14,6 +14,8 @@ from distlab.virtual import run_virtual
 from solutions.phase3_multi_node.fsdp import FSDP, clip_by_global_norm
 from solutions.phase3_multi_node.fsdp_prefetch import PrefetchFSDP
 
+pytestmark = pytest.mark.verdict
+
 
 def gpt() -> GPT:
     with torch.random.fork_rng(devices=[]):

@@ -24,6 +24,8 @@ from distlab.virtual import run_virtual
 from distlab.virtual.fusion import Fusion
 from distlab.virtual.isolation import entered
 
+pytestmark = pytest.mark.verdict
+
 NODE = load_cluster("dgx-h100")
 H100 = load_kernels("h100")
 ALONE = {"product": 1.0, "attention": 1.0, "memory": 1.0}

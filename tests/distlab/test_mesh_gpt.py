@@ -28,6 +28,8 @@ from tests.distlab.meshes import (
     whole,
 )
 
+pytestmark = pytest.mark.verdict
+
 AXES = ("data", "shard", "tensor", "pipeline", "context", "experts")
 PAIRS = [dict.fromkeys(pair, 2) | {"micro_batches": 2} for pair in itertools.combinations(AXES, 2)]
 TRIPLES = [

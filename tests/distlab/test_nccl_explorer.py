@@ -9,12 +9,15 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from distlab.ranks import RankContext, RankFailure
 from distlab.virtual import run_virtual
 from tests.distlab.explorer import Explorer, Operation, Step
+
+pytestmark = pytest.mark.verdict
 
 MODES = ("nccl2", "legacy lazy", "legacy eager")
 PROGRAMS = 102

@@ -23,6 +23,8 @@ from solutions.phase4_production.trainer_loop import Trainer
 from tests.phase4 import text_runs
 from tests.phase4.image_runs import PROFILES, STEPS, config_of, few_digits, loss_curve, losses
 
+pytestmark = pytest.mark.verdict
+
 assert torch._dynamo
 FILES = tuple(map(str, (root() / "solutions").glob("*/*.py")))
 STRATEGIES = {

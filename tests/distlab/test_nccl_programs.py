@@ -35,6 +35,8 @@ from solutions.phase3_multi_node import (
 from solutions.phase3_multi_node.halving_doubling import halving_doubling_all_reduce
 from solutions.phase3_multi_node.parameter_server import fit
 
+pytestmark = pytest.mark.verdict
+
 assert torch._dynamo
 PROGRAMS = {
     "trainer": trainer,

@@ -21,6 +21,8 @@ from solutions.phase2_advanced.parallel_gpt import Layout, ParallelGPT, make_gro
 from tests.at_exit.expected import environment, no_threads_left
 from tests.forked_agents import start
 
+pytestmark = pytest.mark.verdict
+
 WORDS, LENGTH, BATCH, STEPS, NORM = 97, 8, 8, 3, 0.5
 
 LAYOUTS = [

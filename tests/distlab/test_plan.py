@@ -24,6 +24,8 @@ from distlab.simulate.plan import Plan
 from distlab.simulate.published import Kind, of_kind
 from distlab.simulate.search import SLACK, Row, operation, pareto, search, simulated
 
+pytestmark = pytest.mark.verdict
+
 SMALL = Job(model="mpt-125m", cluster="dgx-h100", gpus=16, tokens=1e9, batch=2**17, length=1024)
 WAYS = [  # of SMALL: one layout of each kind that is simulated
     {"strategy": "fsdp", "shards": 16, "batch": 2, "micro_batches": 4},

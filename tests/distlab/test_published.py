@@ -108,12 +108,14 @@ def test_a_change_of_any_input_makes_a_record_stale(monkeypatch: pytest.MonkeyPa
     assert row in predictions.stale(recorded())
 
 
+@pytest.mark.verdict
 def test_collectives_come_out_again() -> None:
     for row in COLLECTIVES:
         again = published.predict_collective(row)
         assert again == pytest.approx(recorded()[row.id]["predicted"], rel=1e-6), row.id
 
 
+@pytest.mark.verdict
 @pytest.mark.parametrize("chosen", SAMPLE)
 def test_sample_of_trainings_comes_out_again(chosen: str) -> None:
     (row,) = (row for row in (*TRAINED, *MEMORY) if row.id == chosen)
@@ -125,6 +127,7 @@ def test_sample_of_trainings_comes_out_again(chosen: str) -> None:
     assert again.get("parts", {}) == pytest.approx(known.get("parts", {}), rel=1e-6)
 
 
+@pytest.mark.verdict
 def test_equal_layers_and_batches_are_run_once() -> None:
     """Few of both tell what all of them would have told."""
     fields = {"model": "mpt-125m", "strategy": "fsdp", "precision": "mixed"}
@@ -134,6 +137,7 @@ def test_equal_layers_and_batches_are_run_once() -> None:
     )
 
 
+@pytest.mark.verdict
 @pytest.mark.skipif(not can_be(), reason="torch before 2.10 has no gradients of another dtype")
 @pytest.mark.parametrize(
     ("schedule", "chunks", "stages", "layers"),

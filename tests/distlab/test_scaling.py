@@ -41,6 +41,7 @@ def cells_of(model: str) -> scaling_choice.Cells:
     return scaling_page.by_numbers(load(model))
 
 
+@pytest.mark.verdict
 @pytest.mark.parametrize(
     ("model", "name", "gpus"),
     [
@@ -78,6 +79,7 @@ def test_page_is_what_the_recorded_cells_make(tmp_path, monkeypatch) -> None:
     assert page.read_text(encoding="utf-8") == text
 
 
+@pytest.mark.verdict
 def test_estimates_of_memory_are_the_simulators() -> None:
     """Exercise 3.21's peaks, for every recorded model and strategy, and for ViT.
 
@@ -101,6 +103,7 @@ def test_estimates_of_memory_are_the_simulators() -> None:
                 assert said == pytest.approx(memory, rel=0.12 if first else 0.1), (model, strategy)
 
 
+@pytest.mark.verdict
 def test_choice_of_exercise_3_21_fits_and_is_fastest_where_memory_is_short() -> None:
     """Where several strategies fit, it is the least on the wire and may be slower: see the page."""
     cluster = load_cluster(CLUSTER)

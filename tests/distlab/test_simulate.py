@@ -22,6 +22,8 @@ from distlab.simulate.models import GPT, MODELS
 from distlab.simulate.plan import Plan
 from distlab.simulate.prediction import Answer, simulate
 
+pytestmark = pytest.mark.verdict
+
 NO_HOST = {"roofline": True}  # a step as short as the MLP's waits for the launch of its kernels
 
 

@@ -29,6 +29,8 @@ from solutions.phase3_multi_node.sharding_strategies import (
     choose_strategy,
 )
 
+pytestmark = pytest.mark.verdict
+
 MODEL, SAMPLES, NODES, LOCAL = "resnet50", 4, 2, 2
 SIMULATED = {"ddp": "bucketed", "zero1": "zero1", "zero2": "zero2", "fsdp": "fsdp"}
 SIMULATED |= {"hybrid": "hybrid"}  # a virtual rank has no host beside its device

@@ -1,12 +1,14 @@
 """What each recorded verdict rests on, as one hash: of files, of facts in the map, of settings.
 
 A verdict is that of one test file on one subject, an exercise or a notebook: all its tests on the
-subject pass. A file of checks is a test file, too: of the exercise's solution.
+subject pass. A file of checks is a test file, too: of the exercise's solution. Of other files with
+a mark (simulations, and training that has to equal one process) the subject is the file itself.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import re
@@ -26,6 +28,9 @@ MESSAGES = "tests/mutants/test_messages.py"
 CHANGES = "tests/mutants/test_table.py"
 ALTERNATIVES = "tests/alternatives/test_alternatives.py"
 NOTEBOOKS = "tests/notebooks/test_notebooks.py"
+WITH_SUBJECTS = (MUTANTS, MESSAGES, CHANGES, ALTERNATIVES, NOTEBOOKS)
+_MARK = re.compile(r"^(@|pytestmark = )pytest\.mark\.verdict$", re.M)
+_IMPORT = re.compile(r"^ *(?:from|import) (\w+)", re.M)
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,13 @@ def verdicts(sources: Sources) -> Iterator[Verdict]:
     """All verdicts that the record stands for."""
     yield from _of_exercises(sources)
     yield from _of_notebooks(sources)
+    yield from _of_files(sources)
+
+
+def marked_files(root: Path) -> list[Path]:
+    """The test files in which tests have the mark."""
+    every = sorted((root / "tests").rglob("test_*.py"))
+    return [path for path in every if _MARK.search(path.read_text(encoding="utf-8"))]
 
 
 def _of_exercises(sources: Sources) -> Iterator[Verdict]:
@@ -91,13 +103,32 @@ def _of_notebooks(sources: Sources) -> Iterator[Verdict]:
     loaded = [*root.glob("solutions/*/*.py"), *root.glob("phase*/template_*.py")]
     for path in sorted((root / "notebooks").glob("*.ipynb")):
         begin = [root / NOTEBOOKS, path.with_suffix(".py"), root / "tests" / "conftest.py"]
-        texts = "\n".join(each.read_text(encoding="utf-8") for each in begin)
-        names = {*re.findall(r"^(?:from|import) (\w+)", texts, re.M)}
-        facts = json.dumps([pytest_settings(root), map_, sorted(map(_version, names))])
+        facts = json.dumps([pytest_settings(root), map_, _versions(begin)])
         found = sources.rests_on([*begin, path, *loaded])
         yield Verdict(NOTEBOOKS, path.stem, found, facts)
 
 
+def _of_files(sources: Sources) -> Iterator[Verdict]:
+    """They may run any solution, and any command, by a name that is put together."""
+    root = sources.root
+    map_ = [_entry(exercise) for exercise in load_course(root).exercises]
+    folders = ("distlab/**", "given", "solutions/*", "phase*")
+    programs = [path for folder in folders for path in sorted(root.glob(f"{folder}/*.py"))]
+    facts = json.dumps([pytest_settings(root), map_, _versions(programs)])
+    for path in marked_files(root):
+        name = path.relative_to(root).as_posix()
+        if name not in WITH_SUBJECTS:
+            found = sources.rests_on([path, root / "tests" / "conftest.py", *programs])
+            yield Verdict(name, path.stem, found, facts)
+
+
+def _versions(programs: Iterable[Path]) -> list[str]:
+    """Of the packages that these programs import."""
+    texts = (each.read_text(encoding="utf-8") for each in programs)
+    return sorted(map(_version, {name for text in texts for name in _IMPORT.findall(text)}))
+
+
+@functools.cache
 def _version(package: str) -> str:
     """Of an installed package; empty for parts of Python and of the course."""
     with contextlib.suppress(metadata.PackageNotFoundError):

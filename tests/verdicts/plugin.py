@@ -1,4 +1,4 @@
-"""pytest plugin: verdicts on exercises and notebooks that are known already.
+"""pytest plugin: verdicts on exercises, notebooks and simulations that are known already.
 
 A check of a solution on virtual ranks or gloo, and a test marked ``verdict``, give the same result
 as long as all that they rest on is the same (``digests.py``). ``--verdicts record`` leaves out
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
+from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +20,9 @@ import pytest
 from distlab.course.catalogue import root
 from tests import suite
 from tests.verdicts import record
-from tests.verdicts.digests import Verdict, verdicts
-from tests.verdicts.sources import Sources
+from tests.verdicts.digests import WITH_SUBJECTS, Verdict, verdicts
+from tests.verdicts.opened import Opened, sources_of
+from tests.verdicts.sources import IN_PARTS, Sources
 
 RECORD = root() / "tests" / "verdicts" / "record.json"
 TIERS = ("virtual", "nccl", "gloo")  # where the same solution gives the same result
@@ -45,11 +48,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def subject_of(item: pytest.Item) -> str:
-    """The exercise or the notebook that a test with a verdict is about; empty for other tests."""
+    """The exercise, the notebook or the file that a test with a verdict is about; empty for other
+    tests."""
     params = item.callspec.params if hasattr(item, "callspec") else {}
     if item.get_closest_marker("verdict") is None:
         check = item.get_closest_marker("exercise")
         return check.args[0] if check is not None and params.get("tier") in TIERS else ""
+    if item.path.relative_to(root()).as_posix() not in WITH_SUBJECTS:
+        return item.path.stem
     if "path" in params:
         return params["path"].stem
     named = params["mutant"].exercise if "mutant" in params else params["exercise"]
@@ -89,6 +95,7 @@ class Worker:
         self.left_out = self.asked = 0  # tests, verdicts
         told = getattr(config, "workerinput", {}).get("verdicts", ())
         self.known = {(file, subject) for file, subject in told}
+        self.opened: Opened | None = None
 
     @pytest.hookimpl(tryfirst=True)  # before -k: a verdict is of all its tests
     def pytest_collection_modifyitems(
@@ -108,6 +115,24 @@ class Worker:
         if hasattr(config, "workeroutput"):
             config.workeroutput["verdicts"] = [self.left_out, self.asked]
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Look at files from here on."""
+        if self.writes:
+            self.opened = self.opened or Opened(root())
+            self.opened.take()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Say what this test has opened; a grading opens files in processes of its own."""
+        try:
+            return (yield)
+        finally:
+            if self.opened:
+                names = sorted(map(str, sources_of(self.opened.take())))
+                item.user_properties.append(("opened", names))
+
 
 class Controller(Worker):
     """The first process: it reads and writes the record, and says at the end what rests on it."""
@@ -122,7 +147,7 @@ class Controller(Worker):
             self.now = dict[record.Key, tuple[Verdict, str]]()
         self.known = {key for key, (_, digest) in self.now.items() if self.there.get(key) == digest}
         self.passed, self.bad = Counter[record.Key](), set[record.Key]()
-        self.written = 0
+        self.written, self.unknown = 0, set[str]()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -141,11 +166,21 @@ class Controller(Worker):
         if not told or not self.writes:
             return
         key, total = (told[0], told[1]), told[2]
-        if not report.passed:
+        opened = {Path(name) for name in dict(report.user_properties).get("opened", ())}
+        if not report.passed or self._left_out_of(self.now[key][0], opened):
             self.bad.add(key)
         self.passed[key] += report.when == "teardown"
         if self.passed[key] == total and key not in self.bad:
             self._record(key)
+
+    def _left_out_of(self, verdict: Verdict, opened: set[Path]) -> set[Path]:
+        """The files that a test has opened, and that the digest of its verdict leaves out."""
+        if verdict.subject != Path(verdict.file).stem:  # a grading's are in other processes
+            return set()
+        own = {root() / name for name in IN_PARTS} | {*Path(__file__).parent.glob("*.py")}
+        found = opened - verdict.paths - own
+        self.unknown |= {path.relative_to(root()).as_posix() for path in found}
+        return found
 
     def _record(self, key: record.Key) -> None:
         verdict, digest = self.now[key]
@@ -169,6 +204,8 @@ class Controller(Worker):
             left = self.asked - self.written
             names = ", ".join(f"{subject} of {file}" for file, subject in sorted(self.bad))
             why = f". A test did not pass, or a file has changed: {names}" if names else ""
+            if self.unknown:
+                why += f". Opened, but in no digest: {', '.join(sorted(self.unknown))}"
             line = f"{self.written:,} written into {name}, {left:,} left{why}"
         elif self.there:
             line = (

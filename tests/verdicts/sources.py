@@ -18,6 +18,8 @@ from tests.distlab import rooms
 
 PACKAGES = ("distlab", "given", "solutions", "tests", "scripts", "benchmarks")
 IN_PARTS = ("course.toml", "pyproject.toml")  # a test rests on its own part of them
+LOCAL = (".git", ".distlab", ".venv", "build")  # of one checkout
+FOR_READERS = (".md", ".svg", ".png")
 _NAME = re.compile(r"[\w-][\w./-]*|\.\w+")  # no absolute path
 _MODULE = re.compile(rf"\b(?:{'|'.join(PACKAGES)})(?:\.\w+)+")
 
@@ -120,14 +122,14 @@ class Sources:
             yield from self._data(text)
 
     def _data(self, text: str) -> Iterator[Path]:
-        """A file or a folder of data, without programs and texts for readers."""
+        """A file or a folder of data, without programs, and texts and pictures for readers."""
         below = self.root / text
-        if not _may_name(text) or text in IN_PARTS:
+        if not _may_name(text) or text in IN_PARTS or text.partition("/")[0] in LOCAL:
             return
         if below.is_dir() and text.partition("/")[0] in PACKAGES:
             return
         for each in sorted(below.rglob("*")) if below.is_dir() else [below]:
-            if each.is_file() and each.suffix not in (".py", ".pyc", ".md"):
+            if each.is_file() and each.suffix not in (".py", ".pyc", *FOR_READERS):
                 yield each
 
     def _module(self, name: str) -> Iterator[Path]:

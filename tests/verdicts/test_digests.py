@@ -92,6 +92,8 @@ FILES = {
     "notebooks/one.ipynb": "{}",
     "phase1_one/template_first.py": "",
     "scripts/website/page.py": "",
+    "tests/distlab/test_network.py": "from distlab.host import clock\n\n"
+    "pytestmark = pytest.mark.verdict\n",
 }
 Edit = Callable[[str], str]
 
@@ -126,43 +128,45 @@ def longer(text: str) -> str:
     return text + " "
 
 
-NOTEBOOK = {"one notebook"}
-EVERY = all_of("1.1", "1.2", "1.3") | NOTEBOOK
+NOTEBOOK, FILE = {"one notebook"}, {"test_network checks"}
+BOTH = NOTEBOOK | FILE
+EVERY = all_of("1.1", "1.2", "1.3") | NOTEBOOK | FILE
 MUTANTS_OF_ALL = {"1.1 mutants", "1.2 mutants", "1.3 mutants"}
 EDITS: list[tuple[str, Edit, set[str]]] = [
     ("tests/phase1/test_first.py", longer, all_of("1.1")),
     ("tests/phase1/rounds.py", longer, all_of("1.2")),
     ("tests/conftest.py", longer, EVERY),
-    ("solutions/phase1_one/first.py", longer, all_of("1.1", "1.2") | NOTEBOOK),
-    ("solutions/phase1_one/helper.py", longer, all_of("1.2") | NOTEBOOK),
+    ("solutions/phase1_one/first.py", longer, all_of("1.1", "1.2") | BOTH),
+    ("solutions/phase1_one/helper.py", longer, all_of("1.2") | BOTH),
     (
         "solutions/phase1_one/apart.py",
         longer,
-        {"1.1 others", "1.2 others", "1.2 mutants"} | NOTEBOOK,
+        {"1.1 others", "1.2 others", "1.2 mutants"} | BOTH,
     ),
-    ("solutions/phase1_one/program.py", longer, all_of("1.3") | NOTEBOOK),
-    ("given/group.py", longer, all_of("1.1", "1.2") | NOTEBOOK),
+    ("solutions/phase1_one/program.py", longer, all_of("1.3") | BOTH),
+    ("given/group.py", longer, all_of("1.1", "1.2") | BOTH),
     ("tests/mutants/phase1_one.py", lambda t: t.replace('"y"', '"Y"'), {"1.1 mutants"}),
     ("tests/mutants/phase1_one.py", longer, set()),
     (MUTANTS, longer, MUTANTS_OF_ALL),
     (NOTEBOOKS, longer, NOTEBOOK),
+    ("tests/distlab/test_network.py", longer, FILE),
     ("notebooks/one.ipynb", longer, NOTEBOOK),
-    ("phase1_one/template_first.py", longer, NOTEBOOK),
+    ("phase1_one/template_first.py", longer, BOTH),
     ("tests/phase1/contract/first.toml", longer, {"1.1 messages"}),
     ("tests/mutants/table/phase1_second.toml", longer, {"1.2 table"}),
     ("tests/alternatives/other/second.py", longer, {"1.1 others", "1.2 others"}),
     ("tests/alternatives/other/beside.py", longer, {"1.1 others", "1.2 others"}),
-    ("distlab/grading/run.py", lambda t: t + "x = 1\n", MUTANTS_OF_ALL),
+    ("distlab/grading/run.py", lambda t: t + "x = 1\n", MUTANTS_OF_ALL | FILE),
     ("distlab/grading/run.py", lambda t: t.replace("Words", "W").replace("why", "w"), set()),
-    ("distlab/host/clock.py", lambda t: t + "x = 1\n", MUTANTS_OF_ALL | NOTEBOOK),
-    ("distlab/host/agent.py", lambda t: t + "x = 1\n", MUTANTS_OF_ALL | NOTEBOOK),
-    ("distlab/host/switch.py", lambda t: t + "x = 1\n", MUTANTS_OF_ALL | NOTEBOOK),
-    ("clusters/one.yaml", longer, MUTANTS_OF_ALL | NOTEBOOK),
-    ("distlab/commands/learn.py", lambda t: t + "x = 1\n", set()),
+    ("distlab/host/clock.py", lambda t: t + "x = 1\n", MUTANTS_OF_ALL | BOTH),
+    ("distlab/host/agent.py", lambda t: t + "x = 1\n", MUTANTS_OF_ALL | BOTH),
+    ("distlab/host/switch.py", lambda t: t + "x = 1\n", MUTANTS_OF_ALL | BOTH),
+    ("clusters/one.yaml", longer, MUTANTS_OF_ALL | BOTH),
+    ("distlab/commands/learn.py", lambda t: t + "x = 1\n", FILE),
     ("scripts/website/page.py", lambda t: t + "x = 1\n", set()),
     ("pyproject.toml", lambda t: t.replace('"-q"', '"-v"'), EVERY),
     ("pyproject.toml", lambda t: t.replace('"1"', '"2"'), set()),
-    ("course.toml", lambda t: t.replace("First", "The first"), all_of("1.1") | NOTEBOOK),
+    ("course.toml", lambda t: t.replace("First", "The first"), all_of("1.1") | BOTH),
     ("course.toml", lambda t: t.replace("minutes = 10", "minutes = 20"), set()),
 ]
 
@@ -191,6 +195,12 @@ def known() -> list[Verdict]:
     return list(digests.verdicts(Sources(root())))
 
 
+def graded(known: list[Verdict]) -> list[Verdict]:
+    """Those on exercises: notebooks and simulations use all rooms."""
+    ids = {exercise.id for exercise in load_course().exercises}
+    return [verdict for verdict in known if verdict.subject in ids]
+
+
 def relative(verdict: Verdict) -> set[str]:
     return {path.relative_to(root()).as_posix() for path in verdict.paths}
 
@@ -201,12 +211,9 @@ def test_every_exercise_rests_on_its_own_files(known: list[Verdict]) -> None:
     files = (MUTANTS, MESSAGES, CHANGES, ALTERNATIVES)
     keys = {(file, e.id) for file in files for e in ready}
     keys |= {(path.relative_to(root()).as_posix(), e.id) for e in ready for path in check_files(e)}
-    assert {v.key for v in known if v.file != NOTEBOOKS} == keys
+    assert {v.key for v in graded(known)} == keys
     others = digests.alternatives(root())
-    for verdict in known:
-        if verdict.file == NOTEBOOKS:
-            assert verdict.paths >= {*root().glob("solutions/*/*.py")}
-            continue
+    for verdict in graded(known):
         exercise = course_.exercise(verdict.subject)
         used = {course_.exercise(name).solution_path for name in exercise.uses}
         own = {exercise.solution_path, root() / verdict.file, root() / "tests" / "conftest.py"}
@@ -214,13 +221,24 @@ def test_every_exercise_rests_on_its_own_files(known: list[Verdict]) -> None:
         assert verdict.file != ALTERNATIVES or verdict.paths >= {*others[verdict.subject]}
 
 
+def test_notebooks_and_simulations_rest_on_solutions_and_clusters(known: list[Verdict]) -> None:
+    """On those that they start by a name in a string, too."""
+    solutions = {*root().glob("solutions/*/*.py")}
+    clusters = {*root().glob("clusters/*.yaml")}
+    assert solutions
+    assert clusters
+    for verdict in known:
+        if verdict.file == NOTEBOOKS:
+            assert verdict.paths >= solutions
+    (folded,) = [v for v in known if v.subject == "test_fold"]
+    assert folded.paths >= clusters | {root() / "distlab" / "simulate" / "plan.py"}
+
+
 def test_rooms_after_grading_and_texts_make_nothing_stale(known: list[Verdict]) -> None:
     later = rooms.ROOMS[rooms.ROOMS.index("grading") + 1 :]
     assert later[-2:] == ("commands", "cli")
     outside = (*(f"distlab/{name}" for name in later), "scripts/website", "labs/", "docs/")
-    for verdict in known:
-        if verdict.file == NOTEBOOKS:  # they use all rooms
-            continue
+    for verdict in graded(known):
         assert not [name for name in relative(verdict) if name.startswith(outside)]
         assert not [name for name in relative(verdict) if name.endswith(".md")]
 
@@ -228,5 +246,5 @@ def test_rooms_after_grading_and_texts_make_nothing_stale(known: list[Verdict]) 
 def test_grading_is_what_all_rest_on(known: list[Verdict]) -> None:
     """Modules that are only started, too: a network's switch, a sandbox's agent."""
     names = ("grading/plugin", "virtual/scheduler", "netcluster/switch", "sandbox/agent")
-    for verdict in known:
+    for verdict in graded(known):
         assert relative(verdict) >= {f"distlab/{name}.py" for name in names}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,14 +13,9 @@ import pytest
 
 from distlab.course.catalogue import root
 from tests.verdicts import digests, plugin, record
+from tests.verdicts.sources import Sources
 
-FILES = (
-    digests.MUTANTS,
-    digests.MESSAGES,
-    digests.CHANGES,
-    digests.ALTERNATIVES,
-    digests.NOTEBOOKS,
-)
+FILES = digests.WITH_SUBJECTS
 
 
 class Item(SimpleNamespace):
@@ -91,14 +87,27 @@ def test_checks_of_solutions_are_left_out_where_their_verdict_does_not_hang_on_t
     assert plugin.chosen([*checks, plain], set(), writes=True) == checks[:90]
 
 
+def test_tests_of_a_marked_file_have_the_file_as_their_subject() -> None:
+    """Their parameters may have any names."""
+    file = "tests/distlab/test_fold.py"
+    items = [item(file, f"t{n}", exercise=n, path=Path("x")) for n in range(30)]
+    assert {plugin.key_of(each) for each in items} == {(file, "test_fold")}
+    kept = plugin.chosen(items, {(file, "test_fold")}, writes=False)
+    assert items[0] in kept
+    assert len(kept) < 8
+    assert plugin.chosen(items, set(), writes=True) == items
+
+
 def test_every_file_with_a_mark_is_known() -> None:
     """A mark in another file would let a test out of which the record knows nothing."""
-    marked = {
-        path.relative_to(root()).as_posix()
-        for path in (root() / "tests").rglob("test_*.py")
-        if re.search(r"^@pytest\.mark\.verdict$", path.read_text(encoding="utf-8"), re.M)
-    }
-    assert marked == {*FILES}
+    tests, home = root() / "tests", root()
+    marked = {path.relative_to(home).as_posix() for path in digests.marked_files(home)}
+    assert marked >= {*FILES}
+    known = {verdict.file for verdict in digests.verdicts(Sources(home))}
+    for path in tests.rglob("test_*.py"):
+        if re.search(r"mark\.verdict\b", path.read_text(encoding="utf-8")):
+            name = path.relative_to(home).as_posix()
+            assert name in marked & known or "verdicts" in path.parts, name
 
 
 @pytest.fixture
@@ -172,6 +181,24 @@ def test_a_file_that_changes_meanwhile_is_not_recorded(home: Path) -> None:
     told(end, "1.1", 1, "passed")
     assert recorded() == set()
     assert "1.1 of" in said(end)
+
+
+def test_a_file_that_its_digest_leaves_out_spoils_a_verdict(home: Path) -> None:
+    (home / "b.txt").write_text("b")
+    for names, left in ((["a.txt"], "0 left"), (["b.txt"], "1 left")):
+        end = controller("write")
+        end.asked = 1
+        (verdict, _) = end.now[digests.MUTANTS, "1.1"]
+        verdict = replace(verdict, file="tests/test_one.py", subject="test_one")
+        end.now[verdict.key] = verdict, "x"
+        told = ("verdict", [*verdict.key, 1])
+        opened = ("opened", [str(home / name) for name in names])
+        for when in ("call", "teardown"):
+            end.pytest_runtest_logreport(
+                SimpleNamespace(when=when, passed=True, user_properties=[told, opened])
+            )
+        assert left in said(end)
+    assert said(end).endswith("test_one of tests/test_one.py. Opened, but in no digest: b.txt")
 
 
 def test_nothing_is_written_unless_it_is_asked_for(home: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from distlab.course.catalogue import load_course, root
 from distlab.grading.wrong import all_mutants, run_mutant
 from tests.verdicts.digests import MUTANTS, verdicts
+from tests.verdicts.opened import sources_of
 from tests.verdicts.sources import IN_PARTS, Sources
 
 
@@ -37,16 +38,6 @@ def noted(mutant_id: str, folder: Path, note: Path) -> NoReturn:
         os._exit(status)
 
 
-INSTALLED = {".venv", "distlab.egg-info"}  # pip makes both of what pyproject.toml says
-
-
-def source(path: Path) -> Path:
-    """The program of a compiled file."""
-    if path.suffix != ".pyc":
-        return path
-    return path.parent.parent / f"{path.name.partition('.')[0]}.py"
-
-
 @pytest.mark.parametrize("mutant_id", ["root-adds-as-they-come"])
 def test_a_grading_opens_what_its_digest_has(mutant_id: str, tmp_path: Path) -> None:
     note, folder = tmp_path / "note", tmp_path / "implementation"
@@ -59,10 +50,9 @@ def test_a_grading_opens_what_its_digest_has(mutant_id: str, tmp_path: Path) -> 
     exercise = load_course().exercise(mutant.exercise)
     every = verdicts(Sources(root()))
     (verdict,) = [v for v in every if v.key == (MUTANTS, mutant.exercise)]
-    opened = {source(Path(line)) for line in note.read_text().splitlines()}
+    opened = sources_of(note.read_text().splitlines())
     assert exercise.solution_path in opened
     looked_at = {*root().glob(exercise.checks_glob)}  # for checks of the exercise
     of_mutants = {*(root() / "tests" / "mutants").glob("phase*_*.py")}  # for those of the exercise
     in_parts = {root() / name for name in IN_PARTS} | looked_at | of_mutants
-    inside = {path for path in opened if not INSTALLED & {*path.parts} and path.is_file()}
-    assert sorted(inside - verdict.paths - in_parts) == []
+    assert sorted(opened - verdict.paths - in_parts) == []
