@@ -114,9 +114,12 @@ def run(
 def main() -> None:
     """All programs; a rank returns at the end of its own."""
     folder, statuses = Path(sys.argv[1]), {}
+    wanted = json.loads(sys.argv[2])
     assert LATE not in sys.modules, "a rank imports it before joining, or it keeps the group"
+    if all(fault for _, _, fault, *_ in wanted):  # nobody looks at what such ranks keep
+        importlib.import_module("torch._dynamo")  # optimizers import it, with the module above
     gc.freeze()  # a rank's collections, and its end, then leave alone what they would copy
-    for name, world_size, fault, module, *arguments in json.loads(sys.argv[2]):
+    for name, world_size, fault, module, *arguments in wanted:
         statuses[name] = run(world_size, fault, module, arguments, folder / name)
         if statuses[name] is None:
             return

@@ -52,6 +52,8 @@ from distlab.course.catalogue import root
 from distlab.netcluster import cluster_obstacle
 from distlab.simulate.models import model_spec
 
+pytestmark = pytest.mark.verdict
+
 
 def test_ranks_and_trainer_still_run() -> None:
     ranks.forked(2)

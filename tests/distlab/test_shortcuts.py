@@ -15,6 +15,8 @@ from distlab.grading.verdicts import CheckResult
 from distlab.grading.warm import WarmGrader
 from distlab.grading.wrong import fill
 
+pytestmark = pytest.mark.verdict
+
 ROOT = str(root())
 TRAINER = f"{ROOT}/solutions/phase1_data_parallel/trainer.py"
 MODULE = "solutions.phase1_data_parallel.trainer"

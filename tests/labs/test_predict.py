@@ -27,6 +27,7 @@ def own_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outcome, "kept_file", lambda: tmp_path / "predictions.json")
 
 
+@pytest.mark.verdict
 @pytest.mark.parametrize("name", SCENES)
 def test_formula_ledger_and_clock_agree(name: str) -> None:
     scene, exercise = SCENES[name], load_course().exercise(name)

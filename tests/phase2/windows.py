@@ -87,7 +87,7 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in named if p.grad is not None}
 
 
-def expected(model: nn.Module, windows: Sequence[Sequence[MicroBatch]], total: int) -> float:
+def expected(model: nn.Module, windows: Sequence[Sequence[MicroBatch]], total: float) -> float:
     """The gradient of (sum of all losses) / ``total``, as autograd gives it; returns the sum."""
     losses = torch.zeros((), dtype=torch.float64)
     for inputs, targets in [pair for window in windows for pair in window]:
@@ -98,6 +98,17 @@ def expected(model: nn.Module, windows: Sequence[Sequence[MicroBatch]], total: i
         if p.requires_grad and p.grad is None:
             p.grad = torch.zeros_like(p)
     return losses.item()
+
+
+def each_alone(seed: int, window: Sequence[MicroBatch], total: float) -> list[dict[str, Tensor]]:
+    """The gradient that each micro-batch adds to that of ``net(seed, mixed=True)``."""
+    found = []
+    for inputs, targets in window:
+        model = net(seed, mixed=True)
+        if bool((targets != -100).any()):
+            expected(model, [[(inputs, targets)]], total)
+            found.append(gradients(model))
+    return found
 
 
 def tolerances(dtype: torch.dtype, size: float) -> dict[str, float]:
@@ -113,13 +124,16 @@ def compare(
     rank: int,
     *,
     owns: Sequence[dict[str, Tensor]] = (),
+    terms: Sequence[dict[str, Tensor]] = (),
     weights: Sequence[int] = (),
     rules: Sequence[tuple[str, str, dict[str, Tensor]]] = (),
 ) -> None:
-    """By name; ``owns``: gradients of the ranks' own means; ``rules``: cause, why, formula."""
+    """By name; ``owns``: gradients of the ranks' own means; ``terms``: what the micro-batches add,
+    which may be larger than their sum; ``rules``: cause, why, formula."""
     for name, value in want.items():
         parts = [own[name] for own in owns]
-        size = max((float(t.double().abs().max()) for t in (value, *parts) if t.numel()), default=0)
+        added = [value, *parts, *(term[name] for term in terms)]
+        size = max((float(t.double().abs().max()) for t in added if t.numel()), default=0)
         expect_close(
             got.get(name),
             value,

@@ -10,6 +10,8 @@ from torch import nn
 
 from tests.phase4.image_runs import STEPS, config_of, few_digits, losses, records, train
 
+pytestmark = pytest.mark.verdict
+
 STRATEGIES = {
     "ddp": [],
     "zero1": ["--strategy=zero1"],

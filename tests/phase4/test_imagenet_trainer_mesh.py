@@ -15,6 +15,8 @@ from solutions.phase4_production.trainer_config import Config, ConfigError
 from tests.phase4.image_runs import loss_curve, records, train
 from tests.phase4.text_runs import STEPS, config_of, few_texts
 
+pytestmark = pytest.mark.verdict
+
 AVERAGE = "--ema-decay=0.9"
 MESH = ["--strategy=mesh", AVERAGE]
 SGD = ["--optimizer=sgd", "--base-lr=0.3"]  # the norm clips the first step, not the second

@@ -45,6 +45,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return few_digits(tmp_path_factory.mktemp("digits"))
 
 
+@pytest.mark.verdict
 @pytest.mark.parametrize("arguments", INTERRUPTED.values(), ids=INTERRUPTED)
 def test_resumed_is_uninterrupted_to_the_bit(
     data: Path, tmp_path: Path, arguments: list[str]

@@ -20,6 +20,8 @@ from solutions.phase4_production.training_report import evaluated
 from tests.phase4.image_runs import loss_curve, losses, records, train
 from tests.phase4.text_runs import LENGTH, SIZES, STEPS, config_of, few_texts
 
+pytestmark = pytest.mark.verdict
+
 STRATEGIES = {
     "ddp, uneven micro-batches": ["--micro-batch=3"],
     "zero2": ["--strategy=zero2"],

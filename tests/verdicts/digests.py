@@ -50,7 +50,7 @@ class Verdict:
 
     def digest(self, sources: Sources) -> str:
         """The hash of all that it rests on."""
-        files = sorted((str(p.relative_to(sources.root)), sources.digest(p)) for p in self.paths)
+        files = sorted(map(sources.entry, self.paths))
         return hashlib.sha256(json.dumps([self.facts, files]).encode()).hexdigest()[:16]
 
 

@@ -26,7 +26,7 @@ from tests.verdicts.sources import IN_PARTS, Sources
 
 RECORD = root() / "tests" / "verdicts" / "record.json"
 TIERS = ("virtual", "nccl", "gloo")  # where the same solution gives the same result
-EVERY = 20  # of the tests that are left out one in so many runs; of wrong implementations, others
+EVERY = 50  # of the tests that are left out one in so many runs; of wrong implementations, others
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
