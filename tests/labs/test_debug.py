@@ -68,7 +68,6 @@ def test_each_lab_was_tried() -> None:
     assert not changed, f"run: python -m scripts.try_labs {' '.join(changed)}"
 
 
-@pytest.mark.verdict
 @pytest.mark.parametrize("lab_id", SAMPLE)
 def test_a_lab_shows_its_bug_and_can_be_solved(
     lab_id: str, grader: WarmGrader, monkeypatch: pytest.MonkeyPatch
