@@ -47,10 +47,16 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(kind(config), "verdicts")
 
 
+def params_of(item: pytest.Item) -> dict[str, Any]:
+    """The parameters of a test; none if it has none."""
+    params: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
+    return params
+
+
 def subject_of(item: pytest.Item) -> str:
     """The exercise, the notebook or the file that a test with a verdict is about; empty for other
     tests."""
-    params = item.callspec.params if hasattr(item, "callspec") else {}
+    params = params_of(item)
     if item.get_closest_marker("verdict") is None:
         check = item.get_closest_marker("exercise")
         return check.args[0] if check is not None and params.get("tier") in TIERS else ""
@@ -69,8 +75,8 @@ def key_of(item: pytest.Item) -> record.Key:
 
 def sample(items: list[pytest.Item]) -> list[pytest.Item]:
     """Of tests with a known verdict those that run nevertheless, the same ones every time."""
-    mutants = [item for item in items if "mutant" in item.callspec.params]
-    others = [item for item in items if "mutant" not in item.callspec.params]
+    mutants = [item for item in items if "mutant" in params_of(item)]
+    others = [item for item in items if "mutant" not in params_of(item)]
     drawn = [i for i in others if zlib.crc32(i.nodeid.encode()) % EVERY == 0]
     first = {item.path: item for item in reversed(others)}
     return [*suite.one_each(mutants), *first.values(), *drawn]
