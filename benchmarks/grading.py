@@ -220,8 +220,8 @@ def table(known: Found) -> Table:
     rows = [[what, *([before.get(what, "")] if before else []), said] for what, said in now.items()]
     counts = [len(known[side]["watch"]) for side in ("before", "now") if side in known]
     note = (
-        f"One run. `watch`: medians of {SAVES} saves, then the median over all exercises "
-        f"({' and '.join(map(str, counts))}). "
+        f"One run. `watch`: medians of {SAVES} saves, then the median over the exercises that were "
+        f"measured ({' and '.join(map(str, counts))}). "
     )
     if before:
         note += (
