@@ -492,7 +492,9 @@ def test_each_interleaving_has_its_own_limit() -> None:
     with pytest.raises(RankFailure, match="no result after 2 s"):
         run_worlds(works, (9,), **options)
     with pytest.raises(RankFailure, match="no result after 1 s"):
-        run_worlds(works, (2, 2), **options | {"timeout": 1, "each": 0.9})
+        run_worlds(works, (2, 2), **options | {"timeout": 1})
+    with pytest.raises(RankFailure, match="no result after 3 s"):  # all of them, none alone
+        run_worlds(works, (2, 2, 2), **options | {"timeout": 3})
 
 
 def test_a_rank_that_is_done_after_the_limit_is_late() -> None:

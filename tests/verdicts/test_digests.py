@@ -201,6 +201,12 @@ def graded(known: list[Verdict]) -> list[Verdict]:
     return [verdict for verdict in known if verdict.subject in ids]
 
 
+def marked_alone() -> set[str]:
+    """The files that are their own subject."""
+    names = {path.relative_to(root()).as_posix() for path in digests.marked_files(root())}
+    return names - {*digests.WITH_SUBJECTS}
+
+
 def test_every_exercise_rests_on_its_own_files(known: list[Verdict]) -> None:
     course_ = load_course()
     ready = [e for e in course_.exercises if e.phase.ready]
@@ -208,6 +214,8 @@ def test_every_exercise_rests_on_its_own_files(known: list[Verdict]) -> None:
     keys = {(file, e.id) for file in files for e in ready}
     keys |= {(path.relative_to(root()).as_posix(), e.id) for e in ready for path in check_files(e)}
     assert {v.key for v in graded(known)} == keys
+    rest = {v.key for v in known} - keys
+    assert {file for file, _ in rest} == {NOTEBOOKS, *marked_alone()}
     others = digests.alternatives(root())
     for verdict in graded(known):
         exercise = course_.exercise(verdict.subject)
