@@ -6,6 +6,7 @@ was interrupted goes on where it was. A case whose sources have changed since is
 
 from __future__ import annotations
 
+import ast
 import datetime
 import hashlib
 import json
@@ -18,12 +19,12 @@ from typing import Any
 from distlab.course import progress
 from distlab.course.catalogue import root
 
+from .imported import closure
 from .machine import Load, fingerprint, name_of
 from .pairs import Case, Paired, Values
 from .ratio import Ratio, of_start, over_starts
 
 FOLDER = "benchmarks/results"
-SOURCES = ("solutions", "given", "distlab/ranks", "distlab/reference")
 
 
 @dataclass
@@ -49,11 +50,11 @@ class Book:
 
 @cache
 def sources(module: str) -> str:
-    """A digest of the solutions, of what runs them, and of the benchmark's module."""
-    files = sorted(p for folder in SOURCES for p in (root() / folder).rglob("*.py"))
+    """A digest of the benchmark's module and of all that it imports of the course, also indirectly:
+    the solutions, what runs them, and what measures. Comments don't count."""
     digest = hashlib.sha256()
-    for path in (*files, root() / "benchmarks" / f"{module}.py"):
-        digest.update(path.read_bytes())
+    for path in sorted(closure([root() / "benchmarks" / f"{module}.py"], root())):
+        digest.update(ast.dump(ast.parse(path.read_bytes())).encode())
     return digest.hexdigest()[:16]
 
 

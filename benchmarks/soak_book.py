@@ -7,7 +7,6 @@ why.
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import os
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from distlab.course.catalogue import root
+
+from .imported import closure, imported
 
 CONDITIONS = ("idle", "loaded", "disturbed")
 CONFIDENCE = 0.95
@@ -165,7 +166,7 @@ def key_of(check_file: Path, implementation: Iterable[Path]) -> list[str]:
 def _helpers(check_file: Path) -> tuple[Path, ...]:
     """Modules of its folder that a check file imports, also indirectly, and the folder's set-up."""
     set_up = [p for p in [check_file.parent / "conftest.py"] if p.exists()]
-    return tuple(sorted(_closure([check_file, *set_up], check_file.parent) - {check_file}))
+    return tuple(sorted(closure([check_file, *set_up], check_file.parent) - {check_file}))
 
 
 @cache
@@ -175,33 +176,9 @@ def _toolkit() -> tuple[Path, ...]:
     homes = [root() / "distlab", root() / "given"]
     begin = [homes[0] / "grading" / f"{name}.py" for name in ("__init__", "run", "plugin")]
     for check_file in root().glob("tests/phase*/*.py"):
-        imported = _imported(check_file, root())
-        begin += [p for p in imported if any(p.is_relative_to(home) for home in homes)]
-    return tuple(sorted(_closure(begin, root()) | {root() / "course.toml"}))
-
-
-def _closure(todo: Iterable[Path], home: Path) -> set[Path]:
-    """The files in ``home`` that these import, with themselves."""
-    found, left = set[Path](), list(todo)
-    while left:
-        path = left.pop()
-        if path not in found and path.exists():
-            found.add(path)
-            left += _imported(path, home)
-    return found
-
-
-def _imported(path: Path, home: Path) -> list[Path]:
-    """The paths that a file's imports would have in ``home``."""
-    modules: list[Path] = []
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        if isinstance(node, ast.Import):
-            modules += [home.joinpath(*alias.name.split(".")) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = path.parents[node.level - 1] if node.level else home
-            module = base.joinpath(*(node.module or "").split("."))
-            modules += [module, *(module / alias.name for alias in node.names)]
-    return [p for m in modules for p in (m.with_suffix(".py"), m / "__init__.py")]
+        modules = imported(check_file, root())
+        begin += [p for p in modules if any(p.is_relative_to(home) for home in homes)]
+    return tuple(sorted(closure(begin, root()) | {root() / "course.toml"}))
 
 
 @cache
