@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from . import book
+from . import agreement, book, goals
 from .common import Table
 from .machine import described, fingerprint
 from .pairs import Paired
@@ -44,7 +44,10 @@ def page(old: str, paired: Sequence[Paired], tables: Sequence[Table]) -> str:
     others = f"Measured on {described(fingerprint())}; {today}."
     new = {t.title: f"{t.markdown()}\n\n{others}" for t in tables}
     ratios = {t.title: table for t in paired if (table := section(t)) is not None}
-    return "\n\n".join([HEAD.rstrip(), *(sections(old) | new | ratios).values()]) + "\n"
+    compared = agreement.compared(paired)
+    runs = {} if compared is None else {compared.title: compared.markdown()}
+    parts = runs | sections(old) | new | ratios | runs  # the first of them comes first
+    return "\n\n".join([HEAD.rstrip(), *parts.values()]) + "\n"
 
 
 def section(table: Paired) -> str | None:
@@ -67,7 +70,8 @@ def section(table: Paired) -> str | None:
         row += [str(found.ratio(case.name, a, b) or "") for a, b, found in columns]
         rows.append(row)
     machines = (f"{_short(found)}: {described(found.machine)}." for found in books)
-    return Table(table.title, header, rows, table.note).markdown() + "\n\n" + "\n".join(machines)
+    shown = Table(table.title, header, rows, table.note).markdown()
+    return "\n\n".join([shown, *goals.in_words(table, books[-1]), "\n".join(machines)])
 
 
 def _times(table: Paired) -> list[str]:
