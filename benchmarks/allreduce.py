@@ -28,7 +28,7 @@ from .pairs import Case, Paired, Start
 
 WORLDS = (2, 3, 4)
 SIZES = {4: 25, 4_000: 25, 400_000: 15, 4_000_000: 5, 20_000_000: 2, 100_000_000: 1}  # weights
-FITTED = [4, 4_000, 400_000, 4_000_000]  # bytes
+FITTED = [4 * 10**k for k in (0, 3, 5, 6, 7)]  # bytes
 COLUMNS = ("ring", "segmented", "tree", "halving, doubling", "auto")
 
 
@@ -101,7 +101,7 @@ PAIRED = Paired(
         for world_size in WORLDS
         for nbytes in SIZES
     ],
-    rounds=2,
+    rounds=4,
     note="The slowest rank's time, of runs in another order in each round. A message costs about "
     "20 µs of Python, which gloo's C++ does not pay. Rings of short messages show this cost. So "
     "at 4 MB a chunk stays one segment: two would cost more than the additions that they hide. "

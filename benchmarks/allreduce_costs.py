@@ -93,8 +93,8 @@ def measure() -> Table:
         ("bytes", "", *COLUMNS),
         rows,
         f"Per call and rank, {RANKS} ranks, calls without a pause: means over the ranks, medians "
-        f"of {STARTS} starts. All threads of a rank count, also those of gloo. A wake-up is a wait of "
-        "a thread that ended. A new page is 4 KiB of memory that is touched for the first time. "
+        f"of {STARTS} starts. All threads of a rank count, also those of gloo. A wake-up is a wait "
+        "of a thread that ended. A new page is 4 KiB of memory that is touched for the first time. "
         "The bare tree sends what `tree` sends, without a check or a view: what `tree` takes "
         "longer is Python.",
     )

@@ -10,7 +10,7 @@ import ast
 import datetime
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -79,6 +79,11 @@ def read(run: str, table: Paired) -> Book:
     if path.exists():
         return Book(**json.loads(path.read_text(encoding="utf-8")))
     return new_book(table)
+
+
+def newest(books: Sequence[Book], case: Case) -> Book:
+    """The last of ``books`` in which starts of the case count; the last one if there is none."""
+    return next((book for book in reversed(books) if book.starts(case.name)), books[-1])
 
 
 def runs() -> list[str]:

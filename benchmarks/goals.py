@@ -8,14 +8,15 @@ and say why the rest stays: a test asks for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from distlab.host.toml import tomllib
 
-from .book import Book
+from .book import Book, newest
 from .pairs import Case, Paired
 
 LEAST_ATTEMPTS = 2
@@ -40,9 +41,13 @@ class Goal:
         """The rows that the goal is for."""
         return [c for c in table.cases() if not self.rows or {*self.rows} & {*c.labels}]
 
-    def missed(self, table: Paired, book: Book) -> tuple[list[Case], int]:
-        """The measured rows that miss the goal, and the number of rows that were measured."""
-        pairs = [(c, book.ratio(c.name, self.ours, self.theirs)) for c in self.cases(table)]
+    def missed(self, table: Paired, books: Sequence[Book]) -> tuple[list[Case], int]:
+        """The rows that miss the goal, and the number of rows that were measured; of ``books``,
+        oldest first, a row's newest one counts."""
+        pairs = [
+            (case, newest(books, case).ratio(case.name, self.ours, self.theirs))
+            for case in self.cases(table)
+        ]
         known = [(case, ratio.high) for case, ratio in pairs if ratio is not None]
         return [case for case, high in known if high > self.most], len(known)
 
@@ -57,25 +62,25 @@ class Goal:
 def goals() -> tuple[Goal, ...]:
     """All goals."""
     text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+    found: list[dict[str, Any]] = tomllib.loads(text)["goal"]
     lists = ("rows", "tried")
     return tuple(
-        Goal(**{k: tuple(v) if k in lists else v for k, v in each.items()})
-        for each in tomllib.loads(text)["goal"]
+        Goal(**each | {name: tuple(each.get(name, ())) for name in lists}) for each in found
     )
 
 
-def in_words(table: Paired, book: Book) -> Iterator[str]:
+def in_words(table: Paired, books: Sequence[Book]) -> Iterator[str]:
     """A paragraph for each goal of a table: how many rows reach it, attempts, the reason."""
     for goal in goals():
         if goal.table != table.title:
             continue
-        missed, measured = goal.missed(table, book)
-        rows = f" in rows with {', '.join(goal.rows)}" if goal.rows else ""
+        missed, measured = goal.missed(table, books)
+        rows = f" in rows with {' or '.join(goal.rows)}" if goal.rows else ""
         words = (
-            f"Goal: the upper end of {goal.ours} : {goal.theirs} is at most {goal.most:g}{rows}. "
-            f"{measured - len(missed)} of {measured} rows reach it."
+            f"Goal: the upper end of {goal.ours} : {goal.theirs} is at most {goal.most:.2f}{rows}. "
+            f"It is so in {measured - len(missed)} of {measured} rows."
         )
         if missed and goal.tried:
-            attempts = " ".join(f"({n}) {each}" for n, each in enumerate(goal.tried, 1))
-            words += f" Tried: {attempts} {goal.stays}"
+            attempts = "\n".join(f"- {each}" for each in goal.tried)
+            words += f" Tried:\n\n{attempts}\n\n{goal.stays}"
         yield words

@@ -15,8 +15,9 @@ from .ratio import EQUAL, LEAST_STARTS
 
 HEAD = f"""# Benchmarks
 
-`make bench` measures everything, alone on the machine, in about two hours; it can be interrupted,
-and goes on where it was. `make bench QUICK=1` measures in five minutes what texts claim.
+`make bench` measures everything, alone on the machine: in two hours on a calm machine, in about six
+where a row needs many starts. It can be interrupted, and goes on where it was. `make bench QUICK=1`
+measures in five minutes what texts claim.
 
 **How to read a ratio.** Contestants take turns in the same ranks, in alternating order. Ranks are
 started anew at least {LEAST_STARTS} times, because placement, memory and sockets stay as they are
@@ -24,7 +25,8 @@ for a whole start. "0.94 [0.91, 0.97] faster" is the median over starts, with it
 (bootstrap over starts). The word is "equal" if the whole interval lies within ±{EQUAL:.0%} of 1,
 "faster" or "slower" if the interval leaves out 1, and else "unknown". A start in which other
 programs used more than a tenth of a processor does not count. Raw numbers, with the machine and its
-load, are in [results](results). Times in ms are medians of the newest run.
+load, are in [results](results). Times in ms are medians of the newest run. Below a table stand its
+goals, and what was tried where they are missed.
 
 `make soak` writes the table of wrong verdicts. `python -m benchmarks.kernels --out FILE` times the
 kernels of one GPU, and whole steps of training. [kernels_h100.json](kernels_h100.json) has the
@@ -60,7 +62,7 @@ def section(table: Paired) -> str | None:
     header += [f"{a} : {b}, {_short(found)}" for a, b, found in columns]
     rows = []
     for case in table.cases():
-        starts = books[-1].starts(case.name)
+        starts = book.newest(books, case).starts(case.name)
         if not starts:
             continue
         row = [*case.labels]
@@ -71,7 +73,7 @@ def section(table: Paired) -> str | None:
         rows.append(row)
     machines = (f"{_short(found)}: {described(found.machine)}." for found in books)
     shown = Table(table.title, header, rows, table.note).markdown()
-    return "\n\n".join([shown, *goals.in_words(table, books[-1]), "\n".join(machines)])
+    return "\n\n".join([shown, *goals.in_words(table, books), "\n".join(machines)])
 
 
 def _times(table: Paired) -> list[str]:

@@ -52,6 +52,7 @@ PAIRED = (
 )
 TABLES = (
     "grading",
+    "allreduce_costs",
     "local_sgd",
     "parameter_server",
     "compression_digits",

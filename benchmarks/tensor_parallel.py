@@ -198,7 +198,7 @@ PAIRED = Paired(
         for world_size in (2, 4)
         for kind in KINDS
     ],
-    rounds=7,
+    rounds=15,
     note=f"Phase 2 against torch.distributed.tensor.parallel. Batch {BATCH}, {LENGTH} positions, "
     f"width {WIDTH}, {HEADS} heads, float32, the slowest rank's time. All kinds have the same "
     "outputs and gradients. The last kind keeps fewer activations, and pays with one more "

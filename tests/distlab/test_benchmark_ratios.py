@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import book, common, machine, page, run
-from benchmarks.claims import Claim, broken, claims
+from benchmarks.claims import Claim, broken
 from benchmarks.pairs import Case, Paired, Start
 from benchmarks.ratio import LEAST_STARTS, MOST_STARTS, Ratio, of_start, over_starts
-from distlab.course.catalogue import root
 
 
 def test_interval_holds_the_true_ratio() -> None:
@@ -172,16 +171,6 @@ def test_modules_have_tables_that_fit_together() -> None:
         cases = each.cases()
         assert len({case.name for case in cases}) == len(cases) > 0
         assert all(len(case.labels) == len(each.labels) for case in cases)
-
-
-def test_texts_claim_what_tables_bear() -> None:
-    """Each sentence is there, names a case that exists, and every run that is kept bears it."""
-    for claim in claims():
-        text = " ".join((root() / claim.file).read_text(encoding="utf-8").split())
-        assert claim.words in text, claim.where
-        pair = run.paired(claim.table)
-        assert claim.case in {case.name for case in pair.cases()}, claim.where
-        assert (claim.ours, claim.theirs) in pair.pairs, claim.where
 
 
 def test_a_claim_breaks_by_the_upper_end_of_its_interval() -> None:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import warnings
+from types import ModuleType
 
 import forked_commands
 import pytest
@@ -90,6 +91,14 @@ def test_mixed_precision_and_recompute_still_run() -> None:
     assert set(times) == {"solution", "torch", "fp32"}
     _, peaks = recompute.compare("16 MLP layers", repeats=1)
     assert peaks["solution"] < peaks["none"] / 2
+
+
+@pytest.mark.parametrize("module", [recompute, selective, low_precision])
+def test_what_a_new_process_measured_comes_back(module: ModuleType) -> None:
+    """Ranks return plain numbers, and a table's row is made of these."""
+    found = module.PAIRED.cases()[-1].start(1, 0)
+    assert {who for pair in module.PAIRED.pairs for who in pair} <= {*found.values}
+    assert {*found.facts} == {*module.PAIRED.facts}
 
 
 def test_selective_recomputation_needs_no_more_than_pytorchs() -> None:
