@@ -12,53 +12,37 @@ from types import ModuleType
 
 from rich.console import Console
 
-from .commands import (
-    classes,
-    cluster,
-    doctor,
-    handout,
-    measure,
-    references,
-    tracks,
-    upgrade,
-)
-from .commands.learn import hint, map_as_json, reset, show_map, solution, yes
-from .commands.templates import make_templates
-from .commands.trace import trace
-from .commands.watch import watch
-from .course.catalogue import load_course, root
+from .course.catalogue import Course, load_course, root
 from .course.version import course_version
 from .host.processes import TERMINATED, Terminated, terminable
 from .host.terminal import console
 
-# commands with ``add_arguments`` and ``main`` of their own
-PLAIN: dict[str, tuple[str, ModuleType]] = {
-    "track": ("choose a way through the course", tracks),
-    "cluster": ("several nodes on this machine (Linux)", cluster),
-    "doctor": ("what this machine can run", doctor),
-    "measure": ("one number of an exercise, on this machine", measure),
-    "references": ("reference runs there are; two side by side", references),
-    "upgrade": ("a new version of the course, with your work", upgrade),
-    "handout": ("for instructors: a folder for learners", handout),
-    "class": ("for instructors: grade a class", classes),
-}
-# the same, whose modules import torch or jinja2: start-up time
-LATE = {
-    "certificate": "a page that says that a phase is done",
-    "calibrate": "measure this machine, for simulate",
-    "simulate": "predict how training scales on a cluster",
-    "plan": "which layout for a training, its days and GPU hours",
-    "lab": "labs: find the bug in a program, and mend it",
-    "predict": "predict numbers of a run, then run it",
-    "contribute": "what your tests have found, as a patch",
-    "bundle": "a verdict in one file, to be looked at elsewhere",
-    "diff": "where two recorded runs first differ",
-    "record": "record reference runs of this machine",
+# commands with ``add_arguments`` and ``main`` in a module of their own. It is imported only if the
+# command is called: all of them together take longer than a hint
+COMMANDS: dict[str, tuple[str, str]] = {
+    "track": ("tracks", "choose a way through the course"),
+    "cluster": ("cluster", "several nodes on this machine (Linux)"),
+    "doctor": ("doctor", "what this machine can run"),
+    "measure": ("measure", "one number of an exercise, on this machine"),
+    "references": ("references", "reference runs there are; two side by side"),
+    "upgrade": ("upgrade", "a new version of the course, with your work"),
+    "handout": ("handout", "for instructors: a folder for learners"),
+    "class": ("classes", "for instructors: grade a class"),
+    "certificate": ("certificate", "a page that says that a phase is done"),
+    "calibrate": ("calibrate", "measure this machine, for simulate"),
+    "simulate": ("simulate", "predict how training scales on a cluster"),
+    "plan": ("plan", "which layout for a training, its days and GPU hours"),
+    "lab": ("lab", "labs: find the bug in a program, and mend it"),
+    "predict": ("predict", "predict numbers of a run, then run it"),
+    "contribute": ("contribute", "what your tests have found, as a patch"),
+    "bundle": ("bundle", "a verdict in one file, to be looked at elsewhere"),
+    "diff": ("diff", "where two recorded runs first differ"),
+    "record": ("record", "record reference runs of this machine"),
 }
 
 
-def _parser(command: str) -> argparse.ArgumentParser:
-    """The options of all commands."""
+def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
+    """All commands, and the options of those that are in the words ``given``."""
     parser = argparse.ArgumentParser(prog="distlab", description="The course at a glance.")
     parser.add_argument("--version", action="version", version=f"distlab {course_version()}")
     parser.add_argument("--all", action="store_true", help="the map with every exercise in it")
@@ -78,12 +62,10 @@ def _parser(command: str) -> argparse.ArgumentParser:
     traced.add_argument("--out", type=Path, default=Path(".distlab"), help="folder for the files")
     traced.add_argument("--record", type=Path, metavar="FILE", help="a run for distlab diff")
     traced.add_argument("--open", action="store_true", help="play it step by step in the browser")
-    for name, (about, module) in PLAIN.items():
-        module.add_arguments(commands.add_parser(name, help=about))
-    for name, about in LATE.items():
+    for name, (module, about) in COMMANDS.items():
         own = commands.add_parser(name, help=about)
-        if command == name:
-            _late(name).add_arguments(own)
+        if name in given:
+            _module(module).add_arguments(own)
     promised = commands.add_parser(
         "contract", parents=[one], help="what an exercise promises, and which check asserts it"
     )
@@ -95,46 +77,53 @@ def _parser(command: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _late(command: str) -> ModuleType:
-    """The module of a command that takes long to import: other commands need not wait for it."""
-    return importlib.import_module(f".commands.{command}", __package__)
+def _module(name: str) -> ModuleType:
+    """The module ``name`` of the commands."""
+    return importlib.import_module(f".commands.{name}", __package__)
 
 
 def run(options: argparse.Namespace, out: Console) -> int:
     """Do what the command line asks for; returns the exit status."""
-    if options.command in (*PLAIN, *LATE):
-        late = options.command in LATE
-        module = _late(options.command) if late else PLAIN[options.command][1]
-        return int(module.main(options, out))
+    if options.command in COMMANDS:
+        return int(_module(COMMANDS[options.command][0]).main(options, out))
     course = load_course()
-    if options.command is None:
-        if options.map_json:
-            text = json.dumps(map_as_json(course), indent=2)
-            options.map_json.write_text(text + "\n", encoding="utf-8")
-        return show_map(course, out, options.all)
     if options.command == "templates":
-        return make_templates(course, options.write, options.force, out)
+        made = _module("templates").make_templates
+        return int(made(course, options.write, options.force, out))
     if options.command == "watch":
-        return watch(course, options.exercise, out)
+        return int(_module("watch").watch(course, options.exercise, out))
+    if options.command in (None, "hint", "reset", "solution"):
+        return _learn(options, course, out)
     exercise = course.exercise(options.exercise)
     if options.command == "contract":
-        contract = _late("contract")
+        contract = _module("contract")
         return int((contract.draft if options.draft else contract.show)(exercise, out))
+    trace = _module("trace").trace
+    return int(trace(exercise, options.impl, options.out, out, options.open, options.record))
+
+
+def _learn(options: argparse.Namespace, course: Course, out: Console) -> int:
+    """The map, and the commands that a learner calls between two tries."""
+    learn = _module("learn")
+    if options.command is None:
+        if options.map_json:
+            text = json.dumps(learn.map_as_json(course), indent=2)
+            options.map_json.write_text(text + "\n", encoding="utf-8")
+        return int(learn.show_map(course, out, options.all))
+    exercise = course.exercise(options.exercise)
     if options.command == "hint":
-        return hint(exercise, out)
-    if options.command == "reset":
-        asks = out.is_terminal and sys.stdin.isatty() and not options.yes
-        return reset(exercise, out, yes if asks else None)
+        return int(learn.hint(exercise, out))
     if options.command == "solution":
-        return solution(exercise, options.give_up, out)
-    return trace(exercise, options.impl, options.out, out, options.open, options.record)
+        return int(learn.solution(exercise, options.give_up, out))
+    asks = out.is_terminal and sys.stdin.isatty() and not options.yes
+    return int(learn.reset(exercise, out, learn.yes if asks else None))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry of the ``distlab`` command. Exit status: 0 done, 1 not in order, 2 a wrong call, 130
     after Ctrl-C, 143 after SIGTERM."""
     given = list(sys.argv[1:] if argv is None else argv)
-    options = _parser(given[0] if given else "").parse_args(given)
+    options = _parser(given).parse_args(given)
     sys.path.insert(0, str(root()))  # the solutions can be imported by the installed command, too
     try:
         with terminable():

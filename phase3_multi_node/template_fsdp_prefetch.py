@@ -51,7 +51,9 @@ class PrefetchFSDP(FSDP):
         super().__init__(module, units, **options)
         self.expected = list(self.units)  # the order of the last forward, the root first
         self.order: list[Unit] = []  # that of this one, so far
+        self.held: set[Unit] = set()  # units that forward may have gathered, without the root
         self.to_come: list[Unit] = []  # in backward: those that it has not reached
+        self.reducing: list[Unit] = []  # the unit whose reduce-scatters may be under way
 
     def before_forward(self, unit: Unit) -> None:
         """Gather ``unit``, and issue, after its own gather, that of the one expected after it.
@@ -61,8 +63,9 @@ class PrefetchFSDP(FSDP):
         """
         # Step 1: the root begins a new forward. Units that an evaluation or a forward without
         #         backward has left may be older than the shards
-        # Step 2: free gathered units that do not come now or next. Gather this unit, then issue the
-        #         next: gathers run one after another
+        # Step 2: free gathered units that do not come now or next. To look at all units each time
+        #         would cost the square of their number. Gather this unit, then issue the next:
+        #         gathers run one after another
         raise NotImplementedError("exercise 3.16")
 
     def after_forward(self, unit: Unit) -> None:

@@ -45,7 +45,9 @@ class PrefetchFSDP(FSDP):
         super().__init__(module, units, **options)
         self.expected = list(self.units)  # the order of the last forward, the root first
         self.order: list[Unit] = []  # that of this one, so far
+        self.held: set[Unit] = set()  # units that forward may have gathered, without the root
         self.to_come: list[Unit] = []  # in backward: those that it has not reached
+        self.reducing: list[Unit] = []  # the unit whose reduce-scatters may be under way
 
     def before_forward(self, unit: Unit) -> None:
         """Gather ``unit``, and issue, after its own gather, that of the one expected after it.
@@ -56,17 +58,19 @@ class PrefetchFSDP(FSDP):
         # --- exercise 3.16: start
         # Step 1: the root begins a new forward. Units that an evaluation or a forward without
         #         backward has left may be older than the shards
-        # Step 2: free gathered units that do not come now or next. Gather this unit, then issue the
-        #         next: gathers run one after another
+        # Step 2: free gathered units that do not come now or next. To look at all units each time
+        #         would cost the square of their number. Gather this unit, then issue the next:
+        #         gathers run one after another
         if unit is self.units[0]:
             for left in self.units:
                 left.reset()
             self.expected, self.order = self.order or self.expected, []
         self.order.append(unit)
-        ahead = self.expected[len(self.order) :][:1]
-        for other in self.units[1:]:
-            if other not in (unit, *ahead) and not self.in_backward:
+        ahead = self.expected[len(self.order) : len(self.order) + 1]
+        if not self.in_backward:
+            for other in self.held.difference([unit, *ahead]):
                 other.free()
+            self.held = {unit, *ahead} - {self.units[0]}
         unit.gather()
         for following in ahead:
             following.start_gather()
@@ -107,9 +111,10 @@ class PrefetchFSDP(FSDP):
         # --- exercise 3.16: start
         # Step 5: keep only one reduce-scatter under way: that limits the memory of gradients
         unit.free()
-        for other in self.units:
+        for other in self.reducing:
             other.finish_reduce()
         unit.start_reduce()
+        self.reducing = [unit]
         # --- exercise 3.16: end
 
     def end_backward(self) -> None:
@@ -118,6 +123,6 @@ class PrefetchFSDP(FSDP):
         # Step 6: end the units whose inputs need no gradient, and wrong guesses; then wait for the
         #         last handle
         super().end_backward()
-        for unit in self.units:
+        for unit in self.reducing:
             unit.finish_reduce()
         # --- exercise 3.16: end

@@ -86,13 +86,10 @@ MUTANTS = [
         id="prefetch-reduce-waits-at-once",
         exercise="3.16",
         mistake="every reduce-scatter is waited for where it is issued",
-        text="""        for other in self.units:
-            other.finish_reduce()
-        unit.start_reduce()
+        text="""        unit.start_reduce()
+        self.reducing = [unit]
 """,
-        becomes="""        for other in self.units:
-            other.finish_reduce()
-        unit.start_reduce()
+        becomes="""        unit.start_reduce()
         unit.finish_reduce()
 """,
         caught_by="test_communication_hides_behind_compute",
@@ -102,7 +99,7 @@ MUTANTS = [
         id="prefetch-last-handle",
         exercise="3.16",
         mistake="the last reduce-scatter is never waited for",
-        text="""        for unit in self.units:
+        text="""        for unit in self.reducing:
             unit.finish_reduce()
 """,
         becomes="",
@@ -169,11 +166,14 @@ MUTANTS = [
         id="prefetch-two-reductions",
         exercise="3.16",
         mistake="reduce-scatters are waited for when the whole backward is done",
-        text="""        for other in self.units:
+        text="""        for other in self.reducing:
             other.finish_reduce()
         unit.start_reduce()
+        self.reducing = [unit]
 """,
-        becomes="        unit.start_reduce()\n",
+        becomes="""        unit.start_reduce()
+        self.reducing += [unit]
+""",
         caught_by="test_one_reduction_is_under_way",
         told_as="too-many-under-way",
     ),
@@ -216,8 +216,8 @@ MUTANTS = [
         id="prefetch-guesses-pile-up",
         exercise="3.16",
         mistake="wrong guesses stay beside the next ones until the root's forward is done",
-        text="            if other not in (unit, *ahead) and not self.in_backward:\n",
-        becomes="            if False:\n",
+        text="            for other in self.held.difference([unit, *ahead]):\n",
+        becomes="            for other in ():\n",
         caught_by="test_one_unit_ahead_and_no_more",
         told_as="never-freed",
     ),
