@@ -146,7 +146,7 @@ def on_this_machine() -> list[str]:
         machine=record.machine,
         date=record.date,
     ).strip()
-    heads = ["program", "ranks", "measured, ms", "predicted, ms", "error"]
+    heads = ["program", "ranks", "measured, ms", "predicted, ms", "error", "of all rounds"]
     return [
         "## This machine",
         words,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from distlab.course.catalogue import root
 
@@ -19,13 +19,16 @@ HEADER = ("program", "predictions", "median error", "worst", "where")
 
 @dataclass(frozen=True)
 class Point:
-    """One prediction beside its measurement, in seconds: the median of ``starts`` fresh starts."""
+    """One prediction beside its measurement, in seconds, of the round whose error is the median of
+    all rounds' ``errors``. A round calibrates anew. Its measurement is the median of ``starts``
+    fresh starts."""
 
     what: str
     ranks: int
     measured: float
     predicted: float
     starts: int
+    errors: tuple[float, ...]
 
     @property
     def error(self) -> float:
@@ -53,12 +56,19 @@ def read() -> Record | None:
     if not FILE.is_file():
         return None
     data = json.loads(FILE.read_text(encoding="utf-8"))
-    return Record(**data | {"points": tuple(Point(**point) for point in data["points"])})
+    points = (Point(**point | {"errors": tuple(point["errors"])}) for point in data["points"])
+    return Record(**data | {"points": tuple(points)})
 
 
 def write(record: Record) -> None:
     """Keep the record."""
     FILE.write_text(json.dumps(asdict(record), indent=1) + "\n", encoding="utf-8")
+
+
+def middle(same: Sequence[Point]) -> Point:
+    """The point of the round whose error is the median; with all rounds' errors."""
+    ordered = sorted(same, key=lambda point: point.error)
+    return replace(ordered[len(same) // 2], errors=tuple(point.error for point in same))
 
 
 def by_program(points: Sequence[Point]) -> list[list[str]]:
@@ -86,6 +96,7 @@ def all_points(points: Sequence[Point]) -> list[list[str]]:
             f"{p.measured * 1e3:.3g}",
             f"{p.predicted * 1e3:.3g}",
             f"{p.error:+.0%}",
+            f"{min(p.errors):+.0%} … {max(p.errors):+.0%}",
         ]
         for p in points
     ]

@@ -22,21 +22,23 @@ import torch._dynamo  # imported by torch.optim: once here
 from torch import Tensor
 
 from distlab.hardware.clusters import Cluster
-from distlab.ranks import RankContext, run_ranks
+from distlab.ranks import RankContext
 from distlab.reference.workloads import digits
 from distlab.simulate.calibrate import calibrate, counts
+from distlab.simulate.starts import starts
 from distlab.virtual import run_virtual
 from solutions.phase1_data_parallel import collectives
 
 from . import predictions_page, this_machine
 from .common import Table
 from .machine import Load, described, fingerprint
-from .this_machine import Point, Record
+from .this_machine import Point, Record, middle
 from .trainer import MODELS, solution_step
 
 SIZES = (4_000, 40_000, 400_000, 4_000_000)
 BATCH = 96  # global; divides by 1, 2, 3 and 4
-STEPS, REPEATS, STARTS = 60, 15, 9
+STEPS, REPEATS = 60, 15
+ROUNDS, STARTS = 5, 5  # of the ranks in each round
 VIRTUAL = 4  # steps and repeats of a virtual run, where all are equal
 
 BUSY = "validation: other programs use the processors"
@@ -91,10 +93,19 @@ def quiet(run: Callable[[], Any], anyway: bool, tries: int = 3) -> Any:
 
 
 def on_this_machine(anyway: bool = False, say: Callable[[str], None] = print) -> Record:
-    """Calibrate, predict and measure. Ends the program where others are too busy;
-    ``anyway`` counts their starts, too."""
+    """Calibrate, predict and measure, several times: the pace of a machine that others share
+    changes from minute to minute. Ends the program where others are too busy; ``anyway`` counts
+    their starts, too."""
     torch.set_num_threads(1)
     digits()
+    rounds = [_round(anyway, say) for _ in range(ROUNDS)]
+    points = tuple(middle(same) for same in zip(*(found for _, found in rounds), strict=True))
+    cluster = sorted((cluster for cluster, _ in rounds), key=lambda c: c.inside.alpha)[ROUNDS // 2]
+    return Record(described(fingerprint()), _today(), in_words(cluster), points)
+
+
+def _round(anyway: bool, say: Callable[[str], None]) -> tuple[Cluster, list[Point]]:
+    """What a user does: calibrate, predict, run."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "this-machine.yaml"
         made = quiet(lambda: calibrate(path, False, say), anyway)
@@ -105,8 +116,7 @@ def on_this_machine(anyway: bool = False, say: Callable[[str], None] = print) ->
             for ranks in [r for r in (1, *counts(cluster.gpus_per_node)) if r >= least]:
                 say(f"programs on {this_machine.ranks(ranks)}")
                 points += _compared(program, often, ranks, cluster, anyway)
-    machine = fingerprint()
-    return Record(described(machine), _today(), in_words(cluster), tuple(points))
+    return cluster, points
 
 
 def _today() -> str:
@@ -121,17 +131,17 @@ def _compared(
     virtual = run_virtual(
         program, ranks, "meta", VIRTUAL, cluster=cluster, compute="kernels", timeout=300
     )[0]
-    options = {"ledger": False, "timeout": 300}
     tried = [
-        quiet(lambda: run_ranks(program, ranks, "cpu", often, **options)[0], anyway)
+        quiet(lambda: starts(program, ranks, "cpu", often, count=1, timeout=300)[0], anyway)
         for _ in range(STARTS)
     ]
     real = [start for start in tried if start is not None]
     if not real:
         raise SystemExit(f"{BUSY}: no start of the ranks was left alone")
     return [
-        Point(what, ranks, statistics.median(each[what] for each in real), predicted, len(real))
+        Point(what, ranks, measured, predicted, len(real), ())
         for what, predicted in virtual.items()
+        for measured in [statistics.median(each[what] for each in real)]
     ]
 
 

@@ -20,13 +20,14 @@ from ..course.catalogue import root
 from ..hardware.clusters import Cluster
 from ..hardware.kernels import Kernels
 from ..host import gpus
-from ..ranks import RankContext, run_ranks
+from ..ranks import RankContext
 from ..reference import sealed
 from ..reference.provenance import provenance
 from . import calibrate_host, calibrate_kernels, calibrate_links
 from .calibrate_file import Machine, Measured, write
 from .calibrate_fit import constants
 from .calibrate_kernels import Row
+from .starts import starts
 
 Say = Callable[[str], None]
 LIMIT = 600.0  # seconds of all kernels
@@ -67,7 +68,7 @@ def _cpu(quick: bool, say: Say) -> Measured:
         source=_source(told["device_name"], told["date"], told["torch"]),
     )
     say(f"kernels of {machine.processor}")
-    gpu, kernels = constants(run_ranks(_rows, 1, quick, ledger=False, timeout=LIMIT)[0])
+    gpu, kernels = constants(starts(_rows, 1, quick, count=1, timeout=LIMIT)[0])
     measured = Measured(machine=machine, gpu=gpu, kernels=kernels)
     say("the host's time for an operator")
     with tempfile.TemporaryDirectory() as folder:
@@ -78,7 +79,7 @@ def _cpu(quick: bool, say: Say) -> Measured:
     measured.kernels["new"] = calibrate_host.new_memory()
     if machine.units > 1:
         say(f"{machine.units} ranks that compute at once")
-        measured.company = calibrate_host.company(machine.units)
+        measured.company = calibrate_host.company(machine.units, **({"count": 1} if quick else {}))
     return measured
 
 

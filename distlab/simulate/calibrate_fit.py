@@ -9,6 +9,7 @@ time of a small operator, which is the host's, is taken off first.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from scipy.optimize import nnls
 
+from ..hardware.curves import interpolated
 from .calibrate_kernels import CONVOLUTION_SIZES, Row
 
 Constants = dict[str, Any]
@@ -25,14 +27,17 @@ LONG = "add_"  # the kernel that B is read from
 # bytes read and written, in those of the first tensor; and torch's operator
 MOVED = {
     "add": 3, "add_": 3, "copy_": 3, "gelu": 2, "relu": 2, "dropout": 2, "sum": 1, "zero_": 2,
-    "layer_norm": 2, "softmax": 2,
+    "layer_norm": 2, "softmax": 2, "tanh": 2, "gelu_backward": 3, "tanh_backward": 3,
+    "threshold_backward": 3, "max_pool2d": 1.75, "max_pool2d_backward": 2.75,
 }  # fmt: skip
 OPERATORS = {
     "layer_norm": "native_layer_norm", "softmax": "_softmax", "cast": "_to_copy",
-    "dropout": "native_dropout",
+    "dropout": "native_dropout", "max_pool2d": "max_pool2d_with_indices",
+    "max_pool2d_backward": "max_pool2d_with_indices_backward",
 }  # fmt: skip
 OPTIMIZER_BYTES = 28  # of AdamW for an element: weight, gradient and two states read, three written
 LEAST = 1e-9  # seconds: a kernel is never faster than nothing
+SMALL = 2**16  # bytes, below which the host's part of a kernel's time is most of it
 TILE = 128
 
 
@@ -50,21 +55,22 @@ def constants(rows: Sequence[Row], multiprocessors: int = 0) -> tuple[Constants,
     products = [_product(r, alone) for r in _of(rows, "matmul") if _fills(r, multiprocessors)]
     long = max((r for r in memory if r["name"] == LONG), key=lambda r: float(r["bytes"]))
     bandwidth = long["bytes"] / long["seconds"]
+    cached = _cached(memory) if on_cpu else {}
     dtypes = dict.fromkeys(r["dtype"] for r in products)
     rates = {d: max(r["flops"] / r["seconds"] for r in products if r["dtype"] == d) for d in dtypes}
     kernels: Constants = {
         "product": {d: _two_terms(products, d, rates[d], bandwidth) for d in dtypes},
         "attention": _attention(_of(rows, "attention"), alone, rates),
         "convolution": _convolution(_of(rows, "convolution"), alone, rates),
-        "memory": _shares(memory, bandwidth),
+        "memory": _shares(memory, bandwidth, cached),
         "optimizer": _optimizer(_of(rows, "optimizer"), bandwidth),
         "kernel": LEAST if on_cpu else min(r["seconds"] for r in memory),
         "host": host,
         "load": {"product": 1.0, "attention": 1.0, "memory": 1.0},
         "growth": 0.0,
     }
-    if on_cpu:
-        kernels["cached"] = _cached(memory)
+    if cached:
+        kernels["cached"] = cached
     return {"flops": rates, "peak_flops": rates, "bandwidth": bandwidth}, kernels
 
 
@@ -156,13 +162,23 @@ def _memory(rows: Sequence[Row], alone: float) -> list[Row]:
     return found
 
 
-def _shares(memory: Sequence[Row], bandwidth: float) -> dict[str, float]:
-    """By operator, of the longest kernel; in place where an operator makes a new tensor."""
+def _shares(
+    memory: Sequence[Row], bandwidth: float, cached: dict[int, float]
+) -> dict[str, float]:
+    """By operator, of the longest kernel. Where caches count, the median over sizes: an operator
+    that is bound by arithmetic gains less by them than one that is bound by memory."""
+    points = [(math.log2(size), faster) for size, faster in sorted(cached.items())]
     found = {}
     for name in dict.fromkeys(r["name"] for r in memory):
-        longest = max((r for r in memory if r["name"] == name), key=lambda r: float(r["bytes"]))
-        key = OPERATORS.get(name, name)
-        found[key] = longest["bytes"] / longest["seconds"] / bandwidth
+        rows = [r for r in memory if r["name"] == name]
+        longest = max(rows, key=lambda r: float(r["bytes"]))
+        rows = [r for r in rows if r["bytes"] >= SMALL] if points else [longest]
+        shares = [
+            r["bytes"] / r["seconds"] / bandwidth
+            / (interpolated(points, math.log2(r["bytes"])) if points else 1.0)
+            for r in rows or [longest]
+        ]  # fmt: skip
+        found[OPERATORS.get(name, name)] = statistics.median(shares)
     return {"other": found.pop("add"), **{k: v for k, v in found.items() if k != LONG}}
 
 

@@ -21,14 +21,15 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ranks import RankContext, run_ranks
+from ..ranks import RankContext
 from ..virtual.isolation import entered
 from ..virtual.run import run_virtual
+from .starts import STARTS, starts
 
 WIDTHS, BATCH, CLASSES = (40, 56, 24, 8), 24, 8
-STEPS, STARTS = 60, 3
+STEPS = 60
 LIMIT = 120.0  # seconds of a start
-LARGE = 10 * 2**20  # elements of 4 bytes: glibc asks the system for each piece of more than 32 MiB
+LARGE = 2**20  # elements of 4 bytes
 PHASES = ("forward", "backward", "optimizer", "")  # of the virtual clock; "" is the rest
 Times = dict[str, list[float]]
 
@@ -93,26 +94,23 @@ def _sums(parameters: list[nn.Parameter]) -> None:
         p.grad = own.view_as(p)
 
 
-def host_seconds(cluster: Path, steps: int = STEPS, starts: int = STARTS) -> dict[str, float]:
+def host_seconds(cluster: Path, steps: int = STEPS, count: int = STARTS) -> dict[str, float]:
     """Seconds per operator in each phase; the kernels of ``cluster`` must have a host of 0."""
     found = run_virtual(
         _train, 1, 9, "meta", True, cluster=cluster, compute="kernels", ledger=False
     )[0]
-    real = [
-        run_ranks(_train, 1, steps, "cpu", False, ledger=False, timeout=LIMIT)[0]
-        for _ in range(starts)
-    ]
+    real = starts(_train, 1, steps, "cpu", False, count=count, timeout=LIMIT)
     seconds = {p: statistics.median(one[p] for one in real) for p in PHASES}
     return {p: max(0.0, seconds[p] - found[p]) / found[f"operators {p}"] for p in PHASES}
 
 
 def new_memory(repeats: int = 9) -> float:
-    """Seconds per byte of the first touch of memory that the system gives anew."""
-    return float(run_ranks(_new_memory, 1, repeats, ledger=False, timeout=LIMIT)[0])
+    """Seconds per byte for the first touch of a new tensor, where the C library keeps no memory."""
+    return statistics.median(starts(_new_memory, 1, repeats, count=3, timeout=LIMIT))
 
 
 def _new_memory(ctx: RankContext, repeats: int) -> float:
-    """So large a tensor always gets new memory; the same zeros again touch what is there."""
+    """Zeros in a new tensor, less the same zeros again, which touch what is there."""
     new, again = [], []
     for _ in range(repeats):
         x = torch.empty(LARGE)
@@ -126,15 +124,15 @@ def _new_memory(ctx: RankContext, repeats: int) -> float:
     return max(0.0, statistics.median(new) - statistics.median(again)) / (4 * LARGE)
 
 
-def company(ranks: int, repeats: int = 40) -> float:
+def company(ranks: int, repeats: int = 40, count: int = STARTS) -> float:
     """How many times longer ranks compute if there are as many as cores, than one rank alone."""
-    options = {"ledger": False, "timeout": LIMIT}
     alone, together = (
-        run_ranks(_typical_compute, count, repeats, **options) for count in (1, ranks)
+        [statistics.median(same) for same in zip(*found, strict=True)]
+        for found in (
+            starts(_typical_compute, n, repeats, count=count, timeout=LIMIT) for n in (1, ranks)
+        )
     )
-    slower = [
-        statistics.mean(rank[at] for rank in together) / alone[0][at] for at in range(len(alone[0]))
-    ]
+    slower = [many / one for one, many in zip(alone, together, strict=True)]
     return max(1.0, statistics.geometric_mean(slower))
 
 

@@ -1,9 +1,10 @@
 """Messages and collectives between ranks of this machine, timed.
 
 A row has the kind of operation, the number of ranks, its bytes and its seconds. All ranks start a
-run together; a collective takes as long as on its slowest rank. A message is half of its way there
-and back, and arrives in new memory, as programs receive it. Medians over rounds, then over fresh
-starts of the ranks: placement and sockets stay the same for a whole start.
+run together; a collective takes as long as on its slowest rank. Messages are timed inside a small
+program, which computes what it sends and uses what arrives: after a wait its operators find caches
+cold, and take longer than one after another. The program's operators alone are taken off. A message
+is half of the way there and back. Medians over rounds, then over fresh starts of the ranks.
 """
 
 from __future__ import annotations
@@ -11,29 +12,33 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..ranks import RankContext, run_ranks
+from ..ranks import RankContext
+from .starts import STARTS, starts
 
 Row = dict[str, Any]
 Run = Callable[[], object]
 
 SIZES = tuple(4**power for power in range(2, 13))  # 16 B … 16 MiB
-ROUNDS, STARTS, WARM_UP = 25, 3, 2
+ROUNDS, WARM_UP = 25, 2
 LARGE = 2**20  # bytes of a size that has a third of the rounds
+MESSAGES = ("send", "exchange")
 OPERATORS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 LIMIT = 300.0  # seconds of a start
+LEAST = 1e-9  # seconds
 
 
 def rows(ranks: int, device: str, quick: bool, sizes: Sequence[int]) -> Iterator[Row]:
     """Measure collectives of so many ranks, and messages if there are two."""
-    rounds, starts = (5, 1) if quick else (ROUNDS, STARTS)
-    options = {"device": device, "ledger": False, "timeout": LIMIT}
-    found = [run_ranks(_body, ranks, sizes, rounds, **options)[0] for _ in range(starts)]
+    rounds, count = (5, 1) if quick else (ROUNDS, STARTS)
+    options = {"device": device, "timeout": LIMIT}
+    found = starts(_body, ranks, sizes, rounds, count=count, **options)
     for same in zip(*found, strict=True):
         yield same[0] | {"seconds": statistics.median(row["seconds"] for row in same)}
 
@@ -44,6 +49,8 @@ def _body(ctx: RankContext, sizes: Sequence[int], rounds: int) -> list[Row]:
         repeats = rounds if nbytes < LARGE else max(3, rounds // 3)
         for op, run in _calls(ctx, nbytes).items():
             taken = _timed(ctx, run, repeats)
+            if op in MESSAGES:
+                taken = max(taken - _timed(ctx, partial(run, False), repeats), LEAST)
             found.append({"kind": op, "ranks": ctx.world_size, "bytes": nbytes, "seconds": taken})
     for name, start in _starts(ctx).items():
         row = {"kind": name, "ranks": ctx.world_size, "bytes": 4}
@@ -51,12 +58,12 @@ def _body(ctx: RankContext, sizes: Sequence[int], rounds: int) -> list[Row]:
     return found
 
 
-def _calls(ctx: RankContext, nbytes: int) -> dict[str, Run]:
+def _calls(ctx: RankContext, nbytes: int) -> dict[str, Callable[..., object]]:
     """Operations whose larger side has ``nbytes``, by name."""
     count = max(ctx.world_size, nbytes // 4)
     whole = torch.ones(count - count % ctx.world_size, device=ctx.device)
     part = torch.ones(len(whole) // ctx.world_size, device=ctx.device)
-    calls: dict[str, Run] = {
+    calls: dict[str, Callable[..., object]] = {
         "all_reduce": lambda: dist.all_reduce(whole),
         "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
         "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
@@ -64,29 +71,36 @@ def _calls(ctx: RankContext, nbytes: int) -> dict[str, Run]:
     }
     if ctx.world_size == 2:
         calls |= {
-            "send": lambda: _there_and_back(ctx.rank, whole),
-            "exchange": lambda: _exchange(1 - ctx.rank, whole),
+            "send": partial(_there_and_back, ctx.rank, whole),
+            "exchange": partial(_exchange, 1 - ctx.rank, whole),
         }
     return calls
 
 
-def _there_and_back(rank: int, tensor: Tensor) -> None:
-    """Rank 0 sends, rank 1 answers; into new memory."""
-    arrived = torch.empty_like(tensor)
+def _there_and_back(rank: int, tensor: Tensor, sends: bool = True) -> None:
+    """Rank 0 sends, and rank 1 answers."""
+    scaled, arrived = tensor * 2, torch.empty_like(tensor)
     if rank == 0:
-        dist.send(tensor, 1)
-        dist.recv(arrived, 1)
+        if sends:
+            dist.send(scaled, 1)
+            dist.recv(arrived, 1)
+        arrived.neg_()
     else:
-        dist.recv(arrived, 0)
-        dist.send(tensor, 0)
+        if sends:
+            dist.recv(arrived, 0)
+        answer = arrived.neg()
+        if sends:
+            dist.send(answer, 0)
 
 
-def _exchange(peer: int, tensor: Tensor) -> None:
+def _exchange(peer: int, tensor: Tensor, sends: bool = True) -> None:
     """Both ranks send and receive at once, in a batch."""
-    arrived = torch.empty_like(tensor)
-    batch = [dist.P2POp(dist.irecv, arrived, peer), dist.P2POp(dist.isend, tensor, peer)]
-    for work in dist.batch_isend_irecv(batch):
-        work.wait()
+    scaled, arrived = tensor * 2, torch.empty_like(tensor)
+    if sends:
+        batch = [dist.P2POp(dist.irecv, arrived, peer), dist.P2POp(dist.isend, scaled, peer)]
+        for work in dist.batch_isend_irecv(batch):
+            work.wait()
+    arrived.neg_()
 
 
 def _timed(ctx: RankContext, run: Run, repeats: int) -> float:
