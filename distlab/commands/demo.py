@@ -62,7 +62,9 @@ def compare(file: Path, out: Console) -> bool:
     with torch.no_grad():
         accuracy = (model(images).argmax(1) == labels).double().mean().item()
     steps = len(saved["losses"])
-    alone, _, single = references.train_alone(chosen, epochs=chosen.epochs, dtype=torch.float32)
+    # in float64: a ReLU whose input is rounded to the other side of 0 has another gradient, and one
+    # process in float32 then leaves the path (after 100 steps, on an AMD EPYC)
+    alone, _, single = references.train_alone(chosen, epochs=chosen.epochs)
     apart = max(abs(a - b) for a, b in zip(saved["losses"], alone, strict=True))
     weights = max(
         float((a - b).detach().abs().max())
@@ -75,7 +77,7 @@ def compare(file: Path, out: Console) -> bool:
     last = f"last loss {saved['losses'][-1]:.6f}"
     rows = [
         (accuracy >= WANTED_ACCURACY, f"test accuracy {accuracy:.2%} (wanted: 97 %)"),
-        (apart < limit, f"one process: {last} here, {alone[-1]:.6f} there"),
+        (apart < limit, f"one process in float64: {last} here, {alone[-1]:.6f} there"),
         (apart < limit, f"  all {steps} losses within {apart:.1e} (limit {limit:g})"),
         (weights < limit, f"  all weights within {weights:.1e} (limit {limit:g})"),
         (recorded < limit, f"reference run: {last} here, {reference['losses'][-1]:.6f} there"),
