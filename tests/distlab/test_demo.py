@@ -1,4 +1,4 @@
-"""``make demo`` is the first thing that a newcomer runs: its comparison must hold on any processor."""
+"""``make demo`` is the first thing that a newcomer runs: its comparison holds on any processor."""
 
 from __future__ import annotations
 
