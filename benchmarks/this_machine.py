@@ -20,8 +20,7 @@ HEADER = ("program", "predictions", "median error", "worst", "where")
 @dataclass(frozen=True)
 class Point:
     """One prediction beside its measurement, in seconds, of the round whose error is the median of
-    all rounds' ``errors``. A round calibrates anew. Its measurement is the median of ``starts``
-    fresh starts."""
+    all rounds' ``errors``. A round calibrates anew, and measures ``starts`` fresh starts."""
 
     what: str
     ranks: int

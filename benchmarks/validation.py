@@ -2,10 +2,10 @@
 
 Calibration times kernels, a small program of its own, messages and collectives of other sizes; none
 of the programs below. Then the same code runs on virtual ranks, as ``distlab simulate`` runs it,
-and on real ranks: the all-reduce strategies of exercise 1.8 over sizes, and training steps. More
-ranks than cores are refused, and so not measured. ``python -m benchmarks.run validation`` writes
-the pages; this module alone prints every point. ``published.py`` compares with measurements of
-others.
+and on real ranks: the all-reduce strategies of exercise 1.8 over sizes, the backend's all-reduce,
+and training steps. More ranks than cores are refused, and so not measured. ``python -m
+benchmarks.run validation`` writes the pages; this module alone prints every point. ``published.py``
+compares with measurements of others.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch._dynamo  # imported by torch.optim: once here
+import torch.distributed as dist
 from torch import Tensor
 
 from distlab.hardware.clusters import Cluster
@@ -38,7 +39,7 @@ from .trainer import MODELS, solution_step
 SIZES = (4_000, 40_000, 400_000, 4_000_000)
 BATCH = 96  # global; divides by 1, 2, 3 and 4
 STEPS, REPEATS = 60, 15
-ROUNDS, STARTS = 5, 5  # of the ranks in each round
+ROUNDS, STARTS = 5, 9  # of the ranks in each round
 VIRTUAL = 4  # steps and repeats of a virtual run, where all are equal
 
 BUSY = "validation: other programs use the processors"
@@ -46,25 +47,45 @@ Times = dict[str, float]
 
 
 def _strategies(ctx: RankContext, device: str, repeats: int) -> Times:
-    """Median seconds of each strategy and size."""
+    """Median seconds of each strategy of exercise 1.8 and each size."""
     rows = collectives.compare_strategies(SIZES, warmup=2, repeats=repeats, device=device)
-    return {f"all-reduce {row.strategy}, {row.nbytes:,} B": row.seconds for row in rows}
+    return {
+        f"all-reduce {row.strategy}, {row.nbytes:,} B": row.seconds
+        for row in rows
+        if row.strategy != "backend"
+    }
+
+
+def _backend(ctx: RankContext, device: str, repeats: int) -> Times:
+    """Mean seconds of the backend's all-reduce for each size; all ranks start together."""
+    import time  # on a virtual rank this is virtual time
+
+    found = {}
+    for nbytes in SIZES:
+        tensor, taken = torch.ones(nbytes // 4, device=device), []
+        for _ in range(repeats):
+            dist.barrier()
+            begun = time.perf_counter()
+            dist.all_reduce(tensor)
+            taken.append(time.perf_counter() - begun)
+        found[f"all-reduce backend, {nbytes:,} B"] = statistics.fmean(taken[repeats // 4 :])
+    return found
 
 
 def _training(ctx: RankContext, device: str, steps: int) -> Times:
-    """Median seconds of a step of each model, after some that warm up."""
+    """Mean seconds of a step of each model, after some that warm up."""
     import time
 
     inputs, targets = _batch(ctx, device)
     found = {}
     for name, make in MODELS.items():
         with torch.device(device):
-            step, taken = solution_step(make()), []
-        for _ in range(steps):
-            begun = time.perf_counter()
+            step = solution_step(make())
+        for at in range(steps):
+            if at == steps // 4:
+                begun = time.perf_counter()
             step(inputs, targets)
-            taken.append(time.perf_counter() - begun)
-        found[f"training step, {name}"] = statistics.median(taken[steps // 4 :])
+        found[f"training step, {name}"] = (time.perf_counter() - begun) / (steps - steps // 4)
     return found
 
 
@@ -76,9 +97,11 @@ def _batch(ctx: RankContext, device: str) -> tuple[Tensor, Tensor]:
     return images.to(device), torch.tensor([int(target) for _, target in data]).to(device)
 
 
-PROGRAMS: tuple[tuple[Callable[..., Times], int, int], ...] = (  # how often, fewest ranks
-    (_strategies, REPEATS, 2),
-    (_training, STEPS, 1),
+# how often, fewest ranks, and what counts of fresh starts
+PROGRAMS: tuple[tuple[Callable[..., Times], int, int, Callable[..., float]], ...] = (
+    (_strategies, REPEATS, 2, statistics.median),
+    (_backend, STEPS, 2, statistics.fmean),
+    (_training, STEPS, 1, statistics.fmean),
 )
 
 
@@ -112,10 +135,12 @@ def _round(anyway: bool, say: Callable[[str], None]) -> tuple[Cluster, list[Poin
         if made is None:
             raise SystemExit(f"{BUSY}: no calibration was left alone")
         cluster, points = made[0], []
-        for program, often, least in PROGRAMS:
+        for program, often, least, counted in PROGRAMS:
             for ranks in [r for r in (1, *counts(cluster.gpus_per_node)) if r >= least]:
                 say(f"programs on {this_machine.ranks(ranks)}")
-                points += _compared(program, often, ranks, cluster, anyway)
+                for what, (predicted, real) in _run(program, often, ranks, cluster, anyway).items():
+                    point = what, ranks, counted(real), predicted, len(real), ()
+                    points.append(Point(*point))
     return cluster, points
 
 
@@ -125,9 +150,10 @@ def _today() -> str:
     return datetime.date.today().isoformat()
 
 
-def _compared(
+def _run(
     program: Callable[..., Times], often: int, ranks: int, cluster: Cluster, anyway: bool
-) -> list[Point]:
+) -> dict[str, tuple[float, list[float]]]:
+    """The predicted seconds, and those of fresh starts."""
     virtual = run_virtual(
         program, ranks, "meta", VIRTUAL, cluster=cluster, compute="kernels", timeout=300
     )[0]
@@ -138,11 +164,7 @@ def _compared(
     real = [start for start in tried if start is not None]
     if not real:
         raise SystemExit(f"{BUSY}: no start of the ranks was left alone")
-    return [
-        Point(what, ranks, measured, predicted, len(real), ())
-        for what, predicted in virtual.items()
-        for measured in [statistics.median(each[what] for each in real)]
-    ]
+    return {what: (predicted, [each[what] for each in real]) for what, predicted in virtual.items()}
 
 
 def in_words(cluster: Cluster) -> str:

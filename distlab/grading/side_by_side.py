@@ -24,6 +24,7 @@ import pytest
 
 from ..course.catalogue import Exercise
 from ..host.processes import become_subreaper, die_with_parent, end_strays, not_for_children
+from ..host.system import cores
 from ..virtual import reap_children
 from .implementation import protect_this_process
 from .plugin import exercise_of, tier_of, title_of
@@ -35,8 +36,7 @@ MOST = 4  # checks at a time: each may have several ranks, and needs some 300 MB
 
 def processors() -> int:
     """The number of checks to run at a time on this machine."""
-    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
-    return min(len(usable) or os.cpu_count() or 1, MOST)
+    return min(cores(), MOST)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from .curves import Curve
 KINDS = ("measured", "vendor", "assumed", "chosen", "fitted")
 MAY_BE_ZERO = (
     "launch", "crowded_launch", "overhead", "collective_overhead", "handling", "processors",
-    "nodes", "company",
+    "nodes", "company", "alone",
 )  # fmt: skip
 FOLDER = Path(__file__).resolve().parents[2] / "clusters"
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # C is twenty times as fast
@@ -80,11 +80,12 @@ class Cluster:
     many there are (0: any number). ``launch``: seconds that a collective of the backend needs
     before its first byte moves. ``crowded_launch``: the same where a node's ranks outnumber its
     processors (0: no difference). ``overhead``: seconds of a rank's own time to issue a message
-    (LogP's o), and ``collective_overhead`` those for a collective (0: as for a message).
-    ``handling``: seconds for which a message keeps the processors busy, beside those for its bytes.
-    ``in_network``: the switch in a node can sum. The value has the latency of the whole all-reduce
-    and the bandwidth per GPU. ``curves``: measured bandwidth of messages and of the backend's
-    collectives over size. ``sources`` and ``kinds`` say where each number is from: ``KINDS``.
+    (LogP's o), and ``collective_overhead`` those for a collective (0: as for a message). ``alone``:
+    seconds of a collective of one rank, beside these. ``handling``: seconds for which a message
+    keeps the processors busy, beside those for its bytes. ``in_network``: the switch in a node can
+    sum. The value has the latency of the whole all-reduce and the bandwidth per GPU. ``curves``:
+    measured bandwidth of messages and of the backend's collectives over size. ``sources`` and
+    ``kinds`` say where each number is from: ``KINDS``.
     """
 
     name: str
@@ -101,6 +102,7 @@ class Cluster:
     crowded_launch: float = 0.0
     overhead: float = 0.0
     collective_overhead: float = 0.0
+    alone: float = 0.0
     handling: float = 0.0
     in_network: Link | None = None
     curves: tuple[Curve, ...] = ()

@@ -45,7 +45,7 @@ def collective_time(
         raise ValueError(f"unknown algorithm {algorithm!r}: {', '.join([*ALGORITHMS, 'backend'])}")
     ranks = len(group)
     if ranks == 1:
-        return 0.0
+        return cluster.alone
     nodes = len({cluster.node(rank) for rank in group})
     shape = ranks, nodes, math.ceil(ranks / nodes)
     crowded = cluster.crowded(ranks) and cluster.crowded_launch > 0

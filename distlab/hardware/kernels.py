@@ -33,7 +33,6 @@ from .clusters import FOLDER, KINDS, LOADER, Gpu
 from .curves import interpolated
 
 MOST_FITTED = 6  # constants that may be fitted to published runs, per kind of GPU
-NEW_FROM = 2**20  # bytes of a result; the C library gives such pieces back when they are freed
 NEAREST = 3  # measured convolutions that give the share of another one
 
 
@@ -92,8 +91,7 @@ class Kernels:
     grows with each doubling of the nodes whose ranks wait for each other in every layer
     (stragglers, congestion). ``phases``: the host's seconds for an operator in forward, in backward
     and in the optimizer, where they are not ``host``. ``cached``: how many times faster than a long
-    one a kernel is that is bound by memory, by its bytes. ``new``: seconds per byte of a result of
-    NEW_FROM or more, whose memory is new.
+    one a kernel is that is bound by memory, by its bytes.
     """
 
     name: str
@@ -108,7 +106,6 @@ class Kernels:
     growth: float
     phases: dict[str, float] = field(default_factory=dict)
     cached: dict[int, float] = field(default_factory=dict)
-    new: float = 0.0
     sources: dict[str, str] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)
 
@@ -150,10 +147,6 @@ class Kernels:
             points = [(math.log2(size), faster) for size, faster in sorted(self.cached.items())]
             share *= interpolated(points, math.log2(nbytes))
         return nbytes / (share * gpu.bandwidth) * self.load["memory"]
-
-    def touched(self, nbytes: float) -> float:
-        """Seconds for the first touch of a result's memory."""
-        return self.new * nbytes if nbytes >= NEW_FROM else 0.0
 
     def growing(self, nodes: int) -> float:
         """How many times longer a kernel takes on so many nodes than on one."""
@@ -204,7 +197,7 @@ def _kernels(data: dict[str, Any]) -> Kernels:
     for name in kernels.__dataclass_fields__:
         if name in ("name", "sources", "kinds"):
             continue
-        if name in ("phases", "cached", "new") and not getattr(kernels, name):
+        if name in ("phases", "cached") and not getattr(kernels, name):
             continue
         if kernels.sources.get(name) is None or kernels.kinds.get(name) not in KINDS:
             raise ValueError(f"sources or kinds says nothing about {name}")

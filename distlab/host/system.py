@@ -25,6 +25,13 @@ def prctl(option: int, value: int) -> bool:
     return call is not None and call(option, value, 0, 0, 0) == 0
 
 
+def cores() -> int:
+    """The cores that this process may use, at least 1."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def no_capabilities() -> None:
     """Give up Linux's capabilities, also those that a new program could inherit.
 

@@ -20,6 +20,7 @@ from ..course.catalogue import root
 from ..hardware.clusters import Cluster
 from ..hardware.kernels import Kernels
 from ..host import gpus
+from ..host.system import cores
 from ..ranks import RankContext
 from ..reference import sealed
 from ..reference.provenance import provenance
@@ -27,10 +28,11 @@ from . import calibrate_host, calibrate_kernels, calibrate_links
 from .calibrate_file import Machine, Measured, write
 from .calibrate_fit import constants
 from .calibrate_kernels import Row
-from .starts import starts
+from .starts import STARTS, starts
 
 Say = Callable[[str], None]
 LIMIT = 600.0  # seconds of all kernels
+QUICK_STEPS = 9  # of the program that tells the host's time
 
 
 def calibrate(path: Path, quick: bool, say: Say) -> tuple[Cluster, Kernels]:
@@ -58,16 +60,17 @@ def counts(units: int) -> list[int]:
 def _cpu(quick: bool, say: Say) -> Measured:
     """Kernels and host of a core, and what company costs. Ranks have one thread each."""
     told = provenance("cpu")
-    units = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    units = cores()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     machine = Machine(
         processor=f"a core of {told['device_name']}",
-        units=units or 1,
+        units=units,
         on_gpu=False,
-        memory=float(memory // (units or 1)),
+        memory=float(memory // units),
         source=_source(told["device_name"], told["date"], told["torch"]),
     )
     say(f"kernels of {machine.processor}")
+    count = 1 if quick else STARTS
     gpu, kernels = constants(starts(_rows, 1, quick, count=1, timeout=LIMIT)[0])
     measured = Measured(machine=machine, gpu=gpu, kernels=kernels)
     say("the host's time for an operator")
@@ -75,11 +78,13 @@ def _cpu(quick: bool, say: Say) -> Measured:
         bare = Path(folder) / "no-host.yaml"
         measured.host = dict.fromkeys(calibrate_host.PHASES, 0.0)
         write(measured, bare)
-        measured.host = calibrate_host.host_seconds(bare, *((9, 1) if quick else ()))
-    measured.kernels["new"] = calibrate_host.new_memory()
+        steps = QUICK_STEPS if quick else calibrate_host.STEPS
+        measured.host = calibrate_host.host_seconds(bare, steps, count)
+    say("collectives of one rank")
+    measured.alone = calibrate_links.alone(count)
     if machine.units > 1:
         say(f"{machine.units} ranks that compute at once")
-        measured.company = calibrate_host.company(machine.units, **({"count": 1} if quick else {}))
+        measured.company = calibrate_host.company(machine.units, count)
     return measured
 
 
@@ -89,7 +94,7 @@ def _rows(ctx: RankContext, quick: bool) -> list[Row]:
 
 def _gpu(count: int, say: Say) -> Measured:
     """Kernels of a GPU, timed by another process: this one forks ranks, and must not use GPUs."""
-    say("kernels of a GPU, by python -m benchmarks.kernels: about 10 minutes")
+    say("kernels of a GPU, by python -m benchmarks.kernels: about 5 minutes")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernels.json"
         command = [sys.executable, "-m", "benchmarks.kernels", "--no-steps", "--out", str(file)]

@@ -40,13 +40,15 @@ class Machine:
 
 @dataclass(kw_only=True)
 class Measured:
-    """What was measured so far: the cluster's ``gpu`` numbers, kernels, host times, and links."""
+    """What was measured so far: the cluster's ``gpu`` numbers, kernels, host times, how much slower
+    a rank is in company, the seconds of a collective of one rank, and links."""
 
     machine: Machine
     gpu: dict[str, Any]
     kernels: dict[str, Any]
     host: dict[str, float] = field(default_factory=dict)
     company: float = 1.0
+    alone: float = 0.0
     links: list[Row] = field(default_factory=list)
 
 
@@ -92,6 +94,7 @@ def _kernels(measured: Measured) -> dict[str, Any]:
 def _cluster(measured: Measured, kernels: str) -> dict[str, Any]:
     machine = measured.machine
     link, overhead, handling = _link(measured)
+    issue = _of(measured.links, ISSUE, LEAST)
     gpu = {"name": machine.processor, **measured.gpu, "memory": machine.memory}
     gpu |= {"kernel": measured.kernels["kernel"], "kernels": kernels}
     data: dict[str, Any] = {
@@ -105,7 +108,8 @@ def _cluster(measured: Measured, kernels: str) -> dict[str, Any]:
         "company": measured.company,
         "launch": 0.0,
         "overhead": overhead,
-        "collective_overhead": _of(measured.links, ISSUE, LEAST),
+        "collective_overhead": issue,
+        "alone": max(measured.alone - issue, 0.0),
         "handling": 0.0 if machine.on_gpu else handling,
         "curves": _curves(measured),
     }

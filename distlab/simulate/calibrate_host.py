@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from ..ranks import RankContext
 from ..virtual.isolation import entered
 from ..virtual.run import run_virtual
-from .starts import STARTS, starts
+from .starts import starts
 
 WIDTHS, BATCH, CLASSES = (40, 56, 24, 8), 24, 8
 STEPS = 60
+REPEATS = 40  # of what is timed beside company
 LIMIT = 120.0  # seconds of a start
-LARGE = 2**20  # elements of 4 bytes
 PHASES = ("forward", "backward", "optimizer", "")  # of the virtual clock; "" is the rest
 Times = dict[str, list[float]]
 
@@ -94,7 +94,7 @@ def _sums(parameters: list[nn.Parameter]) -> None:
         p.grad = own.view_as(p)
 
 
-def host_seconds(cluster: Path, steps: int = STEPS, count: int = STARTS) -> dict[str, float]:
+def host_seconds(cluster: Path, steps: int, count: int) -> dict[str, float]:
     """Seconds per operator in each phase; the kernels of ``cluster`` must have a host of 0."""
     found = run_virtual(
         _train, 1, 9, "meta", True, cluster=cluster, compute="kernels", ledger=False
@@ -104,32 +104,12 @@ def host_seconds(cluster: Path, steps: int = STEPS, count: int = STARTS) -> dict
     return {p: max(0.0, seconds[p] - found[p]) / found[f"operators {p}"] for p in PHASES}
 
 
-def new_memory(repeats: int = 9) -> float:
-    """Seconds per byte for the first touch of a new tensor, where the C library keeps no memory."""
-    return statistics.median(starts(_new_memory, 1, repeats, count=3, timeout=LIMIT))
-
-
-def _new_memory(ctx: RankContext, repeats: int) -> float:
-    """Zeros in a new tensor, less the same zeros again, which touch what is there."""
-    new, again = [], []
-    for _ in range(repeats):
-        x = torch.empty(LARGE)
-        begun = time.thread_time()
-        x.zero_()
-        middle = time.thread_time()
-        x.zero_()
-        again.append(time.thread_time() - middle)
-        new.append(middle - begun)
-        del x
-    return max(0.0, statistics.median(new) - statistics.median(again)) / (4 * LARGE)
-
-
-def company(ranks: int, repeats: int = 40, count: int = STARTS) -> float:
+def company(ranks: int, count: int) -> float:
     """How many times longer ranks compute if there are as many as cores, than one rank alone."""
     alone, together = (
         [statistics.median(same) for same in zip(*found, strict=True)]
         for found in (
-            starts(_typical_compute, n, repeats, count=count, timeout=LIMIT) for n in (1, ranks)
+            starts(_typical_compute, n, REPEATS, count=count, timeout=LIMIT) for n in (1, ranks)
         )
     )
     slower = [many / one for one, many in zip(alone, together, strict=True)]

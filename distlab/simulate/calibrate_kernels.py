@@ -7,7 +7,7 @@ over passes: others who use the core as well make it slower for seconds.
 
 The calls of a kernel take several sets of tensors in turn. With one set a kernel would find all its
 data in caches, but in a program other kernels have used them in between. Results are written into
-memory that was used before: what a first touch of new memory costs is in no row.
+memory that was used before (``starts.py``).
 """
 
 from __future__ import annotations

@@ -4,7 +4,11 @@ A row has the kind of operation, the number of ranks, its bytes and its seconds.
 run together; a collective takes as long as on its slowest rank. Messages are timed inside a small
 program, which computes what it sends and uses what arrives: after a wait its operators find caches
 cold, and take longer than one after another. The program's operators alone are taken off. A message
-is half of the way there and back. Medians over rounds, then over fresh starts of the ranks.
+is half of the way there and back.
+
+A message has the median over rounds and over fresh starts of the ranks, a collective the mean. Some
+of gloo's collectives wait for a time slice of a few ms, the others do not. A program's time is a
+sum of both, and so the mean predicts it.
 """
 
 from __future__ import annotations
@@ -31,7 +35,6 @@ LARGE = 2**20  # bytes of a size that has a third of the rounds
 MESSAGES = ("send", "exchange")
 OPERATORS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 LIMIT = 300.0  # seconds of a start
-LEAST = 1e-9  # seconds
 
 
 def rows(ranks: int, device: str, quick: bool, sizes: Sequence[int]) -> Iterator[Row]:
@@ -40,7 +43,22 @@ def rows(ranks: int, device: str, quick: bool, sizes: Sequence[int]) -> Iterator
     options = {"device": device, "timeout": LIMIT}
     found = starts(_body, ranks, sizes, rounds, count=count, **options)
     for same in zip(*found, strict=True):
-        yield same[0] | {"seconds": statistics.median(row["seconds"] for row in same)}
+        seconds = [row["seconds"] for row in same]
+        yield same[0] | {"seconds": _average(same[0]["kind"])(seconds)}
+
+
+def alone(count: int) -> float:
+    """Seconds of a collective of one rank: no byte moves, but threads wake each other."""
+    return statistics.fmean(starts(_alone, 1, count=count, timeout=LIMIT))
+
+
+def _alone(ctx: RankContext) -> float:
+    run = _calls(ctx, 16)["all_reduce"]
+    return _timed(ctx, "all_reduce", run, ROUNDS)
+
+
+def _average(kind: str) -> Callable[[Sequence[float]], float]:
+    return statistics.fmean if kind in OPERATORS else statistics.median
 
 
 def _body(ctx: RankContext, sizes: Sequence[int], rounds: int) -> list[Row]:
@@ -48,9 +66,9 @@ def _body(ctx: RankContext, sizes: Sequence[int], rounds: int) -> list[Row]:
     for nbytes in sizes:
         repeats = rounds if nbytes < LARGE else max(3, rounds // 3)
         for op, run in _calls(ctx, nbytes).items():
-            taken = _timed(ctx, run, repeats)
+            taken = _timed(ctx, op, run, repeats)
             if op in MESSAGES:
-                taken = max(taken - _timed(ctx, partial(run, False), repeats), LEAST)
+                taken -= _timed(ctx, op, partial(run, False), repeats)
             found.append({"kind": op, "ranks": ctx.world_size, "bytes": nbytes, "seconds": taken})
     for name, start in _starts(ctx).items():
         row = {"kind": name, "ranks": ctx.world_size, "bytes": 4}
@@ -103,7 +121,7 @@ def _exchange(peer: int, tensor: Tensor, sends: bool = True) -> None:
     arrived.neg_()
 
 
-def _timed(ctx: RankContext, run: Run, repeats: int) -> float:
+def _timed(ctx: RankContext, op: str, run: Run, repeats: int) -> float:
     seconds = []
     for _ in range(WARM_UP + repeats):
         dist.barrier()
@@ -112,8 +130,7 @@ def _timed(ctx: RankContext, run: Run, repeats: int) -> float:
         seconds.append(_now(ctx.device) - begun)
     slowest = torch.tensor(seconds[WARM_UP:], dtype=torch.float64, device=ctx.device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    each: list[float] = slowest.tolist()
-    return statistics.median(each)
+    return _average(op)(slowest.tolist())
 
 
 def _starts(ctx: RankContext) -> dict[str, Callable[[], list[Any]]]:

@@ -28,8 +28,6 @@ def _compute(cluster: Cluster, kernels: Kernels) -> Iterator[tuple[str, str]]:
         size, faster = max(kernels.cached.items(), key=lambda each: each[1])
         speed = f"{faster * cluster.gpu.bandwidth / 1e9:,.1f} GB/s"
         yield f"the same in caches, {size / 1e3:,.0f} kB", speed
-    if kernels.new:
-        yield "new memory", f"{kernels.new * 1e9:,.2f} ns a byte"
     yield "convolutions", f"{len(kernels.convolution)} kernels"
     for way, forms in kernels.attention.items():
         share = max(form.share for form in forms.values())
@@ -37,6 +35,8 @@ def _compute(cluster: Cluster, kernels: Kernels) -> Iterator[tuple[str, str]]:
     yield "the host's time for an operator", _micro(kernels.host)
     for phase, seconds in kernels.phases.items():
         yield f"the same in {phase}", _micro(seconds)
+    if cluster.alone:
+        yield "a collective of one rank, beside its issue", _micro(cluster.alone)
 
 
 def _links(cluster: Cluster) -> Iterator[tuple[str, str]]:

@@ -24,6 +24,8 @@ section 2.2; Korthikanti et al. 2022 (arXiv 2205.05198), section 4; Qi et al. 20
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
 from ..hardware.collectives import collective_time
@@ -31,6 +33,8 @@ from .job import Job
 from .layouts import SHARDED, Layout, plan_of
 from .lines import run
 from .prediction import Answer
+
+Key = tuple[str, int, bool]  # recomputation, tensor ranks, sharded
 
 LAYERS = 2, 4  # that are run
 MANY = 64  # GPUs at least, so that shards are small, and activations decide the memory
@@ -96,17 +100,32 @@ def costs(job: Job, recompute: str, tensor: int, sharded: bool) -> Costs:
     )
 
 
+def _key(layout: Layout) -> Key:
+    alone = layout.model_ranks == 1 and layout.strategy not in SHARDED
+    return layout.recompute, layout.tensor, layout.tensor == 1 and not alone
+
+
+def _asked(layout: Layout) -> list[Layout]:
+    """The layouts whose costs the formula needs for this one."""
+    return [layout, *[replace(layout, tensor=1)] * (layout.strategy in SHARDED)]
+
+
 class Estimator:
     """The formula for all layouts of a job."""
 
     def __init__(self, job: Job) -> None:
         self.job, self.cluster, self.sizes = job, job.machine, job.sizes
-        self.known: dict[tuple[str, int, bool], Costs] = {}
+        self.known: dict[Key, Costs] = {}
+
+    def find(self, layouts: Iterable[Layout], pool: Executor) -> None:
+        """Find the costs of all these layouts, several at a time."""
+        keys = dict.fromkeys(_key(each) for layout in layouts for each in _asked(layout))
+        runs = {key: pool.submit(costs, self.job, *key) for key in keys if key not in self.known}
+        self.known |= {key: one.result() for key, one in runs.items()}
 
     def of(self, layout: Layout) -> Costs:
         """The costs with this recomputation, tensor ranks and precision, found when needed."""
-        alone = layout.model_ranks == 1 and layout.strategy not in SHARDED
-        key = layout.recompute, layout.tensor, layout.tensor == 1 and not alone
+        key = _key(layout)
         if key not in self.known:
             self.known[key] = costs(self.job, *key)
         return self.known[key]

@@ -38,7 +38,7 @@ SHARDED = ("fsdp", "hybrid", "zero1", "zero2")
 # what descriptions got later: with these values it changes no prediction
 LATER: dict[str, Any] = {
     "company": 0.0, "nodes": 0, "collective_overhead": 0.0, "handling": 0.0,
-    "phases": {}, "cached": {}, "new": 0.0,
+    "alone": 0.0, "phases": {}, "cached": {},
 }  # fmt: skip
 NO_SOURCES = ("name", "sources", "kinds")
 

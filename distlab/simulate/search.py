@@ -6,11 +6,18 @@ keep the formula's, are marked, and hide no simulated row.
 
 from __future__ import annotations
 
+import copy
+import multiprocessing
+import os
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
 
 from ..hardware.failures import daly, goodput, observed
+from ..host.processes import die_with_parent
+from ..host.system import cores
 from .estimate import Estimator
 from .job import Job
 from .layouts import Layout, layouts, plan_of
@@ -146,12 +153,16 @@ def search(
             "a --batch or --gpus that divide each other"
         )
     formula = Estimator(job)
-    memory = {layout: formula.memory(layout) for layout in known}
     limit = USABLE * job.machine.gpu.memory
     slack = {True: SLACK, False: 1.0}
-    small = [each for each in known if memory[each] <= limit * slack[not each.not_simulated]]
-    small.sort(key=formula.seconds)
-    rows = [*_simulated(job, run, [s for s in small if not s.not_simulated], top, limit, tell)]
+    forking = multiprocessing.get_context("fork")  # nothing of this process is imported again
+    with ProcessPoolExecutor(cores(), forking, _end_with, (os.getpid(),)) as pool:
+        formula.find(known, pool)
+        memory = {layout: formula.memory(layout) for layout in known}
+        small = [each for each in known if memory[each] <= limit * slack[not each.not_simulated]]
+        small.sort(key=formula.seconds)
+        ranked = [each for each in small if not each.not_simulated]
+        rows = [*_simulated(job, run, ranked, top, limit, tell, pool)]
     if not rows:
         least = min(known, key=lambda layout: memory[layout])
         raise ValueError(
@@ -181,6 +192,39 @@ def _by_formula(job: Job, run: Operation, layout: Layout, formula: Estimator) ->
     )
 
 
+@dataclass
+class Taken:
+    """The layouts that have a row so far: at most ``top``, ``EACH`` of a way, ``SPLIT`` with tensor
+    or pipeline ranks."""
+
+    top: int
+    ways: Counter[tuple[int | str, ...]] = field(default_factory=Counter)
+    split: int = 0
+
+    def admits(self, layout: Layout) -> bool:
+        """Whether the layout may get a row."""
+        if self.ways.total() == self.top or self.ways[layout.way] == EACH:
+            return False
+        return layout.model_ranks == 1 or self.split < SPLIT
+
+    def add(self, layout: Layout) -> None:
+        """It has got one."""
+        self.ways[layout.way] += 1
+        self.split += layout.model_ranks > 1
+
+    def following(self, ranked: Sequence[Layout]) -> list[Layout]:
+        """As many as cores: first those that come next if each of them fits, then the others."""
+        ahead = copy.deepcopy(self)
+        found, others = [], []
+        for layout in ranked:
+            if ahead.admits(layout):
+                ahead.add(layout)
+                found.append(layout)
+            elif self.admits(layout):
+                others.append(layout)
+        return [*found, *others][: cores()]
+
+
 def _simulated(
     job: Job,
     run: Operation,
@@ -188,33 +232,50 @@ def _simulated(
     top: int,
     limit: float,
     tell: Callable[[str], None],
+    pool: Executor,
 ) -> Iterator[Row]:
-    """Rows of the best layouts that fit, at most ``EACH`` of a way."""
-    seen: Counter[tuple[int | str, ...]] = Counter()
-    done = split = 0
-    for layout in ranked:
-        is_split = layout.model_ranks > 1
-        if done == top or seen[layout.way] == EACH or (is_split and split == SPLIT):
+    """Rows of the best layouts that fit. The next ones are simulated at the same time; which of
+    them get a row does not depend on how many cores there are."""
+    taken, begun = Taken(top), dict[Layout, Future[tuple[float, float]]]()
+    for place, layout in enumerate(ranked):
+        if not taken.admits(layout):
             continue
+        for each in taken.following(ranked[place:]):
+            if each not in begun:
+                begun[each] = pool.submit(_in_a_fork, job, each)
         tell(f"simulating {layout.how}, {layout.recompute} recomputation")
-        step, memory = simulated(job, layout)
+        step, memory = begun[layout].result()
         if memory > limit:
             continue
-        seen[layout.way] += 1
-        done += 1
-        split += is_split
-        plan = plan_of(job, layout)
-        told = of_kind(kind_of(plan.cluster, plan.model, plan.strategy, job.gpus, plan.model_ranks))
-        yield Row(
-            job=job,
-            layout=layout,
-            simulated=True,
-            step=step,
-            memory=memory,
-            error=told.share,
-            told=told.words,
-            goodput=run.goodput(job),
-        )
+        taken.add(layout)
+        yield _row(job, run, layout, step, memory)
+    for one in begun.values():
+        one.cancel()
+
+
+def _end_with(parent: int) -> None:
+    """This process ends with its parent, and says nothing at Ctrl-C: the parent does."""
+    die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _in_a_fork(job: Job, layout: Layout) -> tuple[float, float]:
+    return simulated(job, layout)
+
+
+def _row(job: Job, run: Operation, layout: Layout, step: float, memory: float) -> Row:
+    plan = plan_of(job, layout)
+    told = of_kind(kind_of(plan.cluster, plan.model, plan.strategy, job.gpus, plan.model_ranks))
+    return Row(
+        job=job,
+        layout=layout,
+        simulated=True,
+        step=step,
+        memory=memory,
+        error=told.share,
+        told=told.words,
+        goodput=run.goodput(job),
+    )
 
 
 def simulated(job: Job, layout: Layout) -> tuple[float, float]:

@@ -60,15 +60,7 @@ def kernel_cost(
         if name in LOOKUPS:
             tensors = [*tensors[1:], *tree_leaves(out)]
         cost = Cost("memory", kernels.moved(gpu, name, nbytes_of(tensors)))
-    new = _made(args, kwargs, out) if kernels.new else []
-    touched = sum(kernels.touched(t.nbytes) for t in new)
-    return Cost(cost.part, max(cost.seconds, kernels.kernel) + touched)
-
-
-def _made(args: Any, kwargs: Any, out: Any) -> list[Tensor]:
-    """The results that are new tensors, none of the arguments."""
-    given = {id(leaf) for leaf in tree_leaves((args, kwargs))}
-    return [t for t in tree_leaves(out) if isinstance(t, Tensor) and id(t) not in given]
+    return Cost(cost.part, max(cost.seconds, kernels.kernel))
 
 
 def _attention(kernels: Kernels, gpu: Gpu, name: str, args: Any, flops: float) -> float:

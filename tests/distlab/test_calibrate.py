@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ from distlab.cli import main
 from distlab.course.catalogue import root
 from distlab.hardware.clusters import KINDS, load_cluster, numbers
 from distlab.hardware.collectives import collective_time
-from distlab.hardware.kernels import NEW_FROM, load_kernels
+from distlab.hardware.kernels import load_kernels
 from distlab.ranks import RankContext
 from distlab.simulate import calibrate, calibrate_kernels, calibrate_links
 from distlab.simulate.calibrate_file import Machine, Measured, write
@@ -28,7 +31,7 @@ from distlab.simulate.calibrate_fit import constants
 from distlab.virtual import run_virtual
 
 RATE, BANDWIDTH, HOST = 50e9, 10e9, 3e-6  # of the planted machine
-ALPHA, POST, ISSUE, MESSAGES = 60e-6, 15e-6, 40e-6, 2e9
+ALPHA, POST, ISSUE, ALONE, MESSAGES = 60e-6, 15e-6, 40e-6, 90e-6, 2e9
 SOURCE = "measured by distlab calibrate on a planted core, 2026-01-01, torch 2"
 
 
@@ -85,10 +88,11 @@ def planted_links() -> list[dict[str, Any]]:
     return rows
 
 
-def planted(**changed: Any) -> Measured:
+def planted() -> Measured:
     gpu, kernels = constants(planted_rows())
     machine = Machine(processor="planted", units=2, on_gpu=False, memory=1e9, source=SOURCE)
-    found = Measured(machine=machine, gpu=gpu, kernels=kernels | changed, links=planted_links())
+    found = Measured(machine=machine, gpu=gpu, kernels=kernels, links=planted_links())
+    found.alone = ALONE + ISSUE
     found.host = {"forward": 20e-6, "backward": 10e-6, "optimizer": 8e-6, "": 5e-6}
     return found
 
@@ -116,6 +120,26 @@ def complete(path: Path) -> None:
     for told in (cluster, kernels):
         for name, kind in told.kinds.items():
             assert ("distlab calibrate" in told.sources[name]) == (kind == "measured")
+
+
+# -- what links take -------------------------------------------------------------------------------
+def test_a_collective_has_its_mean_and_a_message_its_median(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every third one waits."""
+    calls, late = {"all_reduce": 0, "recv": 0}, 0.05
+
+    def slow(name: str, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        calls[name] += 1
+        if calls[name] % 3 == 0:
+            time.sleep(late)
+        return call(*args, **options)
+
+    for name in calls:
+        monkeypatch.setattr(dist, name, partial(slow, name, getattr(dist, name)))
+    kinds = {row["kind"]: row["seconds"] for row in calibrate_links.rows(2, "cpu", True, (16,))}
+    assert kinds["all_reduce"] >= late / 5  # one of five rounds, at least
+    assert kinds["send"] < late
 
 
 # -- from times to constants -----------------------------------------------------------------------
@@ -172,7 +196,7 @@ def test_kernels_of_an_h100_give_the_constants_that_its_file_has() -> None:
             assert rate == pytest.approx(form.share * node.flops["bfloat16"], rel=0.12)
     assert found["optimizer"] == pytest.approx(known.optimizer, rel=0.05)
     assert len(found["convolution"]) == len(known.convolution)
-    assert not {"phases", "cached", "new"} & {*found}
+    assert not {"phases", "cached"} & {*found}
 
 
 def test_a_gpu_is_a_cluster_without_processors(tmp_path: Path) -> None:
@@ -219,19 +243,11 @@ def test_a_cpu_spends_the_hosts_time_and_then_the_kernels(file: Path) -> None:
     assert clock == pytest.approx(3 * kernels.host + moved, rel=0.02)
 
 
-def test_large_results_touch_new_memory(tmp_path: Path) -> None:
-    write(planted(new=1e-9), tmp_path / "new.yaml")
-    elements = NEW_FROM // 4
+def test_a_collective_of_one_rank_takes_its_time(file: Path) -> None:
+    def body(ctx: RankContext) -> None:
+        dist.all_reduce(torch.ones(4))
 
-    def seconds(in_place: bool) -> float:
-        def body(ctx: RankContext) -> None:
-            x = torch.empty(elements, device="meta")
-            x.add_(x) if in_place else x.add(x)
-
-        cluster = tmp_path / "new.yaml"
-        return float(run_virtual(body, 1, cluster=cluster, compute="kernels").clock)
-
-    assert seconds(False) - seconds(True) == pytest.approx(1e-9 * NEW_FROM, rel=0.01)
+    assert run_virtual(body, 1, cluster=file).clock == pytest.approx(ISSUE + ALONE, rel=0.01)
 
 
 def test_two_messages_at_once_share_the_processors(file: Path) -> None:
@@ -301,7 +317,7 @@ def test_the_page_tells_errors_by_program_and_whether_goals_are_met(
 
 
 def test_programs_of_the_validation_run_on_virtual_ranks_of_the_file(file: Path) -> None:
-    for program, _, least in validation.PROGRAMS:
+    for program, _, least, _ in validation.PROGRAMS:
         found = run_virtual(program, least, "meta", 2, cluster=file, compute="kernels")[0]
         assert all(seconds > 0 for seconds in found.values())
 

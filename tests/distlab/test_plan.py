@@ -7,6 +7,7 @@ import functools
 import json
 import math
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,38 @@ def test_a_small_search_shows_what_brute_force_shows(monkeypatch: pytest.MonkeyP
     assert found.best.days == min(row.days for row in found.rows if row.simulated)
 
 
+def test_rows_do_not_depend_on_the_number_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the layouts, the best one among them, turn out not to fit."""
+    ranked = [Layout(gpus=16, **way) for way in WAYS]
+    large = set(ranked[::2])
+    monkeypatch.setattr(
+        searching, "simulated", lambda _, layout: (1.0, 90e9 if layout in large else 70e9)
+    )
+    found = []
+    for cores in (1, 2, 5):
+        monkeypatch.setattr(searching, "cores", lambda count=cores: count)
+        with ThreadPoolExecutor(cores) as pool:
+            tell: list[str] = []
+            given = (SMALL, operation(SMALL), ranked, 4, 80e9, tell.append, pool)
+            found.append(([row.layout for row in searching._simulated(*given)], tell))
+    assert found[0] == found[1] == found[2]
+    assert found[0][0] == ranked[1::2]
+
+
+def test_layouts_that_may_come_next_are_begun_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searching, "cores", lambda: 3)
+    one, other, third = (
+        Layout(gpus=16, strategy="ddp", tensor=2, micro_batches=count) for count in (1, 2, 4)
+    )
+    plain = Layout(gpus=16, strategy="fsdp", shards=16)
+    # one of them may have tensor ranks: the others come only if it does not fit
+    assert searching.Taken(8).following([one, other, plain, third]) == [one, plain, other]
+    assert searching.Taken(1).following([one, other, plain]) == [one, other, plain]
+    full = searching.Taken(1)
+    full.add(plain)
+    assert full.following([one, other]) == []
+
+
 def test_a_formula_hides_no_simulated_row_and_has_no_error() -> None:
     common = {"job": SMALL, "layout": Layout(gpus=16, strategy="fsdp"), "told": "", "goodput": 0.9}
     slow = Row(simulated=True, step=2.0, memory=50e9, error=None, **common)
@@ -148,9 +181,10 @@ def test_errors_are_those_of_published_runs_of_exactly_this_kind() -> None:
     assert sharded.share is not None
     assert of_kind(Kind("H100", "transformer", "split")).share is None
     for way, kind in ((WAYS[0], sharded.share), (WAYS[3], None)):
-        (row,) = searching._simulated(
-            SMALL, operation(SMALL), [Layout(gpus=16, **way)], 1, 80e9, lambda _: None
-        )
+        with ThreadPoolExecutor(1) as pool:
+            (row,) = searching._simulated(
+                SMALL, operation(SMALL), [Layout(gpus=16, **way)], 1, 80e9, lambda _: None, pool
+            )
         assert row.simulated
         assert row.error == kind
 
