@@ -72,8 +72,8 @@ small all-reduces the median was 0.5 ms to 1 ms, and the mean 0.8 ms to 2.4 ms. 
 the mean of collectives. The 4 ms are a time slice. The thread that reads gloo's sockets polls while
 another thread of its rank holds a connection (`Pair::handleEvents` in gloo/transport/tcp/pair.cc).
 If that other thread has no core, it gets one when the slice ends. How many collectives wait depends
-on what ran before: fewer of them waited in calibration, where messages come between them, than in
-the loops of all-reduces below.
+on what runs around them. Fewer of them wait where messages come between them, so calibration has
+ranks of their own for messages.
 
 Ranks keep the memory that they free, in calibration and here. Without that the C library gives it
 back in some starts, and each call touches new pages: an exchange of 4 MB took 16 ms instead of

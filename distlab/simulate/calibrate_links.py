@@ -8,7 +8,8 @@ is half of the way there and back.
 
 A message has the median over rounds and over fresh starts of the ranks, a collective the mean. Some
 of gloo's collectives wait for a time slice of a few ms, the others do not. A program's time is a
-sum of both, and so the mean predicts it.
+sum of both, and so the mean predicts it. Messages have ranks of their own: fewer collectives wait
+where messages come between them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ Run = Callable[[], object]
 SIZES = tuple(4**power for power in range(2, 13))  # 16 B … 16 MiB
 ROUNDS, WARM_UP = 25, 2
 LARGE = 2**20  # bytes of a size that has a third of the rounds
-MESSAGES = ("send", "exchange")
 OPERATORS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 LIMIT = 300.0  # seconds of a start
 
@@ -40,11 +40,11 @@ LIMIT = 300.0  # seconds of a start
 def rows(ranks: int, device: str, quick: bool, sizes: Sequence[int]) -> Iterator[Row]:
     """Measure collectives of so many ranks, and messages if there are two."""
     rounds, count = (5, 1) if quick else (ROUNDS, STARTS)
-    options = {"device": device, "timeout": LIMIT}
-    found = starts(_body, ranks, sizes, rounds, count=count, **options)
-    for same in zip(*found, strict=True):
-        seconds = [row["seconds"] for row in same]
-        yield same[0] | {"seconds": _average(same[0]["kind"])(seconds)}
+    for body in [_collectives, *[_messages] * (ranks == 2)]:
+        found = starts(body, ranks, sizes, rounds, count=count, device=device, timeout=LIMIT)
+        for same in zip(*found, strict=True):
+            seconds = [row["seconds"] for row in same]
+            yield same[0] | {"seconds": _average(same[0]["kind"])(seconds)}
 
 
 def alone(count: int) -> float:
@@ -53,46 +53,60 @@ def alone(count: int) -> float:
 
 
 def _alone(ctx: RankContext) -> float:
-    run = _calls(ctx, 16)["all_reduce"]
-    return _timed(ctx, "all_reduce", run, ROUNDS)
+    tensor = torch.ones(4)
+    return _timed(ctx, "all_reduce", lambda: dist.all_reduce(tensor), ROUNDS)
 
 
 def _average(kind: str) -> Callable[[Sequence[float]], float]:
     return statistics.fmean if kind in OPERATORS else statistics.median
 
 
-def _body(ctx: RankContext, sizes: Sequence[int], rounds: int) -> list[Row]:
+def _collectives(ctx: RankContext, sizes: Sequence[int], rounds: int) -> list[Row]:
     found = []
     for nbytes in sizes:
-        repeats = rounds if nbytes < LARGE else max(3, rounds // 3)
-        for op, run in _calls(ctx, nbytes).items():
-            taken = _timed(ctx, op, run, repeats)
-            if op in MESSAGES:
-                taken -= _timed(ctx, op, partial(run, False), repeats)
-            found.append({"kind": op, "ranks": ctx.world_size, "bytes": nbytes, "seconds": taken})
-    for name, start in _starts(ctx).items():
-        row = {"kind": name, "ranks": ctx.world_size, "bytes": 4}
-        found.append(row | {"seconds": _issued(start, rounds)})
-    return found
-
-
-def _calls(ctx: RankContext, nbytes: int) -> dict[str, Callable[..., object]]:
-    """Operations whose larger side has ``nbytes``, by name."""
-    count = max(ctx.world_size, nbytes // 4)
-    whole = torch.ones(count - count % ctx.world_size, device=ctx.device)
-    part = torch.ones(len(whole) // ctx.world_size, device=ctx.device)
-    calls: dict[str, Callable[..., object]] = {
-        "all_reduce": lambda: dist.all_reduce(whole),
-        "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
-        "broadcast": lambda: dist.broadcast(whole, 0),
-    }
-    if ctx.world_size == 2:
-        calls |= {
-            "send": partial(_there_and_back, ctx.rank, whole),
-            "exchange": partial(_exchange, 1 - ctx.rank, whole),
+        whole = _tensor(ctx, nbytes)
+        part = torch.ones(len(whole) // ctx.world_size, device=ctx.device)
+        calls: dict[str, Run] = {
+            "all_reduce": partial(dist.all_reduce, whole),
+            "all_gather": partial(dist.all_gather_into_tensor, whole, part),
+            "reduce_scatter": partial(dist.reduce_scatter_tensor, part, whole),
+            "broadcast": partial(dist.broadcast, whole, 0),
         }
-    return calls
+        for op, run in calls.items():
+            found.append(_row(ctx, op, nbytes, _timed(ctx, op, run, _repeats(nbytes, rounds))))
+    one = torch.ones(1, device=ctx.device)
+    taken = _issued(lambda: [dist.all_reduce(one, async_op=True)], rounds)
+    return [*found, _row(ctx, "issue", 4, taken)]
+
+
+def _messages(ctx: RankContext, sizes: Sequence[int], rounds: int) -> list[Row]:
+    found, peer = [], 1 - ctx.rank
+    for nbytes in sizes:
+        whole, repeats = _tensor(ctx, nbytes), _repeats(nbytes, rounds)
+        calls: dict[str, Callable[..., None]] = {
+            "send": partial(_there_and_back, ctx.rank, whole),
+            "exchange": partial(_exchange, peer, whole),
+        }
+        for op, run in calls.items():
+            without = _timed(ctx, op, partial(run, False), repeats)
+            found.append(_row(ctx, op, nbytes, _timed(ctx, op, run, repeats) - without))
+    one, arrived = torch.ones(1, device=ctx.device), torch.ones(1, device=ctx.device)
+    taken = _issued(lambda: [dist.irecv(arrived, peer), dist.isend(one, peer)], rounds)
+    return [*found, _row(ctx, "post", 4, taken)]
+
+
+def _row(ctx: RankContext, kind: str, nbytes: int, seconds: float) -> Row:
+    return {"kind": kind, "ranks": ctx.world_size, "bytes": nbytes, "seconds": seconds}
+
+
+def _tensor(ctx: RankContext, nbytes: int) -> Tensor:
+    """About ``nbytes``, in equal parts for all ranks."""
+    count = max(ctx.world_size, nbytes // 4)
+    return torch.ones(count - count % ctx.world_size, device=ctx.device)
+
+
+def _repeats(nbytes: int, rounds: int) -> int:
+    return rounds if nbytes < LARGE else max(3, rounds // 3)
 
 
 def _there_and_back(rank: int, tensor: Tensor, sends: bool = True) -> None:
@@ -133,20 +147,9 @@ def _timed(ctx: RankContext, op: str, run: Run, repeats: int) -> float:
     return _average(op)(slowest.tolist())
 
 
-def _starts(ctx: RankContext) -> dict[str, Callable[[], list[Any]]]:
-    """Functions that start operations and return their handles: a collective, two messages."""
-    tensor, arrived = torch.ones(1, device=ctx.device), torch.ones(1, device=ctx.device)
-    peer = 1 - ctx.rank
-    starts: dict[str, Callable[[], list[Any]]] = {
-        "issue": lambda: [dist.all_reduce(tensor, async_op=True)]
-    }
-    if ctx.world_size == 2:
-        starts["post"] = lambda: [dist.irecv(arrived, peer), dist.isend(tensor, peer)]
-    return starts
-
-
 def _issued(start: Callable[[], list[Any]], repeats: int) -> float:
-    """Seconds of the program to start one operation, for which it does not wait yet."""
+    """Seconds of the program to start one operation, for which it does not wait yet; ``start``
+    returns the handles of those that it started."""
     seconds = []
     for _ in range(WARM_UP + repeats):
         dist.barrier()
