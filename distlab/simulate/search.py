@@ -237,10 +237,10 @@ def _simulated(
     """Rows of the best layouts that fit. The next ones are simulated at the same time; which of
     them get a row does not depend on how many cores there are."""
     taken, begun = Taken(top), dict[Layout, Future[tuple[float, float]]]()
-    for place, layout in enumerate(ranked):
+    for index, layout in enumerate(ranked):
         if not taken.admits(layout):
             continue
-        for each in taken.following(ranked[place:]):
+        for each in taken.following(ranked[index:]):
             if each not in begun:
                 begun[each] = pool.submit(_in_a_fork, job, each)
         tell(f"simulating {layout.how}, {layout.recompute} recomputation")

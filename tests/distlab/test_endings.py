@@ -141,14 +141,16 @@ def test_a_grader_that_is_ended_leaves_nothing(
 
 @on_linux
 def test_children_are_found_without_the_kernels_list() -> None:
-    child = subprocess.Popen(["sleep", "1000"])
+    """Those of a shell: orphans of other tests may come to this process at any time."""
+    shell = subprocess.Popen(["sh", "-c", "sleep 1000 & sleep 1000 & wait"])
     try:
-        found = processes._children_by_parent(os.getpid())
-        assert child.pid in found
-        assert set(found) == processes.children()
+        wait_for(lambda: len(processes.descendants(shell.pid)) == 2)
+        listed = processes.descendants(shell.pid)
+        assert sorted(processes._children_by_parent(shell.pid)) == sorted(listed)
     finally:
-        child.kill()
-        child.wait()
+        for pid in processes.descendants(shell.pid):
+            os.kill(pid, signal.SIGKILL)
+        shell.wait()
 
 
 @on_linux
