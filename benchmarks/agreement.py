@@ -31,15 +31,19 @@ def counts(tables: Sequence[Paired], first: str, second: str) -> tuple[int, int,
 
 
 def compared(tables: Sequence[Paired]) -> Table | None:
-    """A row for each two runs, one after the other, that have ratios in common."""
+    """A row for each two runs that have ratios in common."""
     rows = []
-    for first, second in itertools.pairwise(book.runs()):
+    for first, second in itertools.combinations(book.runs(), 2):
         common, overlapping, alike = counts(tables, first, second)
         if common:
             shares = [f"{n} ({n / common:.0%})" for n in (overlapping, alike)]
             rows.append([first, second, str(common), *shares])
     if not rows:
         return None
-    header = ["run", "the next run", "ratios in both", "overlapping intervals", "and the same word"]
-    note = f"The goal is {GOAL:.0%} in the last column. Names of runs end with a digest of the "
-    return Table(TITLE, header, rows, f"{note}machine.")
+    header = ["run", "a later run", "ratios in both", "overlapping intervals", "and the same word"]
+    note = (
+        f"The goal is {GOAL:.0%} in the last column. Names of runs end with a digest of the "
+        "machine. Another processor has other ratios, whether the programs are the same or not. "
+        "Programs have changed between runs, too."
+    )
+    return Table(TITLE, header, rows, note)

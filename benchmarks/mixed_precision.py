@@ -131,7 +131,7 @@ PAIRED = Paired(
         Case((str(dtype).removeprefix("torch."), str(w)), partial(start, dtype, w))
         for dtype, w in ((torch.bfloat16, 1), (torch.bfloat16, 2), (torch.float16, 1))
     ],
-    rounds=15,
+    rounds=3,
     note=f"Exercises 2.5 and 2.6 against torch.autocast (with DDP for 2 ranks, with GradScaler for "
     f"float16), and against exercise 2.3 in fp32. GPT of 4 layers, width 256, {BATCH}×{LENGTH} "
     "tokens per rank, AdamW, clipped. The solution does more in two places: it computes exercise "

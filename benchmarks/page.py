@@ -17,7 +17,8 @@ HEAD = f"""# Benchmarks
 
 `make bench` measures everything, alone on the machine: in two hours on a calm machine, in about six
 where a row needs many starts. It can be interrupted, and goes on where it was. `make bench QUICK=1`
-measures in five minutes what texts claim.
+measures in five minutes what texts claim. `python -m benchmarks.run --starts 9` makes nine starts
+of each row: the ratios take 100 minutes then.
 
 **How to read a ratio.** Contestants take turns in the same ranks, in alternating order. Ranks are
 started anew at least {LEAST_STARTS} times, because placement, memory and sockets stay as they are
@@ -54,12 +55,13 @@ def page(old: str, paired: Sequence[Paired], tables: Sequence[Table]) -> str:
 
 def section(table: Paired) -> str | None:
     """A paired table over all runs; None if no run has it."""
-    books = [found for run in book.runs() if (found := book.read(run, table)).cases]
+    of_runs = {run: found for run in book.runs() if (found := book.read(run, table)).cases}
+    books = [*of_runs.values()]
     if not books:
         return None
     header = [*table.labels, *(_times(table) if len(table.pairs) == 1 else []), *table.facts]
-    columns = [(a, b, found) for a, b in table.pairs for found in books]
-    header += [f"{a} : {b}, {_short(found)}" for a, b, found in columns]
+    columns = [(a, b, run) for a, b in table.pairs for run in of_runs]
+    header += [f"{a} : {b}, {run}" for a, b, run in columns]
     rows = []
     for case in table.cases():
         starts = book.newest(books, case).starts(case.name)
@@ -67,11 +69,11 @@ def section(table: Paired) -> str | None:
             continue
         row = [*case.labels]
         if len(table.pairs) == 1:
-            row += [f"{_median(starts, who):.3g}" for who in table.pairs[0]]
+            row += [_number(_median(starts, who)) for who in table.pairs[0]]
         row += [str(starts[-1]["facts"].get(fact, "")) for fact in table.facts]
-        row += [str(found.ratio(case.name, a, b) or "") for a, b, found in columns]
+        row += [str(of_runs[run].ratio(case.name, a, b) or "") for a, b, run in columns]
         rows.append(row)
-    machines = (f"{_short(found)}: {described(found.machine)}." for found in books)
+    machines = (f"{run}: {described(found.machine)}." for run, found in of_runs.items())
     shown = Table(table.title, header, rows, table.note).markdown()
     return "\n\n".join([shown, *goals.in_words(table, books), "\n".join(machines)])
 
@@ -84,5 +86,6 @@ def _median(starts: Sequence[dict[str, Any]], who: str) -> float:
     return statistics.median(v for start in starts for v in start["values"][who])
 
 
-def _short(found: book.Book) -> str:
-    return f"{found.date}"
+def _number(value: float) -> str:
+    """Three digits; whole numbers from 1,000 on."""
+    return f"{value:,.0f}" if value >= 1_000 else f"{value:.3g}"

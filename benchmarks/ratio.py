@@ -48,7 +48,9 @@ class Ratio:
         return self.starts >= MOST_STARTS or (self.starts >= LEAST_STARTS and narrow)
 
     def __str__(self) -> str:
-        return f"{self.median:.2f} [{self.low:.2f}, {self.high:.2f}] {self.word}"
+        digits = 2 if self.median >= 0.1 else 3
+        median, low, high = (f"{n:.{digits}f}" for n in (self.median, self.low, self.high))
+        return f"{median} [{low}, {high}] {self.word}"
 
 
 def of_start(ours: Sequence[float], theirs: Sequence[float]) -> float:

@@ -102,14 +102,15 @@ def test_runs_agree_where_intervals_overlap_and_words_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = table(a2=0.9, b2=1.1, c4=0.996, d4=0.9), table(a2=0.9, b2=1.2, c4=0.999)
+    between, runs = table(e8=1.0), ("2026-01-01-a", "2026-01-02-a", "2026-01-03-a")
     monkeypatch.setattr(book, "root", lambda: tmp_path)
     assert agreement.compared([first]) is None
-    for name, paired in (("2026-01-01-a", first), ("2026-01-02-a", second)):
+    for name, paired in zip(runs, (first, between, second), strict=True):
         found = measured(paired)
         path = book.path_of(name, paired)
         path.parent.parent.mkdir(parents=True, exist_ok=True)
         progress.write(path, asdict(found))
-    assert agreement.counts([first], "2026-01-01-a", "2026-01-02-a") == (3, 2, 2)
+    assert agreement.counts([first], runs[0], runs[2]) == (3, 2, 2)
     shown = agreement.compared([first])
     assert shown is not None
-    assert shown.rows == [["2026-01-01-a", "2026-01-02-a", "3", "2 (67%)", "2 (67%)"]]
+    assert shown.rows == [[runs[0], runs[2], "3", "2 (67%)", "2 (67%)"]]
