@@ -18,7 +18,7 @@ HEAD = f"""# Benchmarks
 `make bench` measures everything, alone on the machine: in two hours on a calm machine, in about six
 where a row needs many starts. It can be interrupted, and goes on where it was. `make bench QUICK=1`
 measures in five minutes what texts claim. `python -m benchmarks.run --starts 9` makes nine starts
-of each row: the ratios take 100 minutes then.
+of each row: the ratios take less than two hours then.
 
 **How to read a ratio.** Contestants take turns in the same ranks, in alternating order. Ranks are
 started anew at least {LEAST_STARTS} times, because placement, memory and sockets stay as they are
