@@ -3,38 +3,43 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from . import book
 from .common import Table
 from .pairs import Paired
+from .ratio import Ratio
 
+Ratios = Mapping[tuple[str, ...], Ratio]  # by table, case and contestants
 TITLE = "Do two runs agree?"
 GOAL = 0.9  # of the rows that both have
 
 
-def counts(tables: Sequence[Paired], first: str, second: str) -> tuple[int, int, int]:
+def ratios(tables: Sequence[Paired], run: str) -> Ratios:
+    """All that a run has of these tables."""
+    return {
+        (table.title, case.name, *pair): ratio
+        for table in tables
+        for found in [book.read(run, table)]
+        for case in table.cases()
+        for pair in table.pairs
+        if (ratio := found.ratio(case.name, *pair)) is not None
+    }
+
+
+def counts(first: Ratios, second: Ratios) -> tuple[int, int, int]:
     """Ratios that both runs have; those whose intervals overlap; of these, those with one word."""
-    common = overlapping = alike = 0
-    for table in tables:
-        books = [book.read(run, table) for run in (first, second)]
-        for case in table.cases():
-            for pair in table.pairs:
-                a, b = (each.ratio(case.name, *pair) for each in books)
-                if a is None or b is None:
-                    continue
-                common += 1
-                overlap = a.low <= b.high and b.low <= a.high
-                overlapping += overlap
-                alike += overlap and a.word == b.word
-    return common, overlapping, alike
+    both = [(first[key], second[key]) for key in first.keys() & second.keys()]
+    overlapping = [(a, b) for a, b in both if a.low <= b.high and b.low <= a.high]
+    return len(both), len(overlapping), sum(a.word == b.word for a, b in overlapping)
 
 
 def compared(tables: Sequence[Paired]) -> Table | None:
     """A row for each two runs that have ratios in common."""
     rows = []
-    for first, second in itertools.combinations(book.runs(), 2):
-        common, overlapping, alike = counts(tables, first, second)
+    of_runs = {run: ratios(tables, run) for run in book.runs()}
+    for first, second in itertools.combinations(of_runs, 2):
+        common, overlapping, alike = counts(of_runs[first], of_runs[second])
         if common:
             shares = [f"{n} ({n / common:.0%})" for n in (overlapping, alike)]
             rows.append([first, second, str(common), *shares])

@@ -110,7 +110,8 @@ def test_runs_agree_where_intervals_overlap_and_words_are_the_same(
         path = book.path_of(name, paired)
         path.parent.parent.mkdir(parents=True, exist_ok=True)
         progress.write(path, asdict(found))
-    assert agreement.counts([first], runs[0], runs[2]) == (3, 2, 2)
+    found_in = [agreement.ratios([first], name) for name in (runs[0], runs[2])]
+    assert agreement.counts(*found_in) == (3, 2, 2)
     shown = agreement.compared([first])
     assert shown is not None
     assert shown.rows == [[runs[0], runs[2], "3", "2 (67%)", "2 (67%)"]]
