@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gc
 import json
 import time
 from collections.abc import Sequence
@@ -57,7 +56,6 @@ def load_plan(config: Path | None, given: dict[str, Any]) -> Plan:
 def run(plan: Plan, folder: Path, out: Console) -> int:
     """Simulate, print the table, write ``folder``'s files; returns the exit status."""
     torch.set_num_threads(1)
-    gc.freeze()  # what torch has made is not searched again for each thousand of ranks
     answers: list[Answer] = []
     columns = [*Progress.get_default_columns()]
     try:
