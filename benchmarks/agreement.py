@@ -27,11 +27,14 @@ def ratios(tables: Sequence[Paired], run: str) -> Ratios:
     }
 
 
-def counts(first: Ratios, second: Ratios) -> tuple[int, int, int]:
-    """Ratios that both runs have; those whose intervals overlap; of these, those with one word."""
+def counts(first: Ratios, second: Ratios) -> tuple[int, int, int, int]:
+    """Ratios that both runs have; those whose intervals overlap; of these, those with one word;
+    those that one run calls faster and the other one slower."""
     both = [(first[key], second[key]) for key in first.keys() & second.keys()]
     overlapping = [(a, b) for a, b in both if a.low <= b.high and b.low <= a.high]
-    return len(both), len(overlapping), sum(a.word == b.word for a, b in overlapping)
+    alike = sum(a.word == b.word for a, b in overlapping)
+    opposite = sum({a.word, b.word} == {"faster", "slower"} for a, b in both)
+    return len(both), len(overlapping), alike, opposite
 
 
 def compared(tables: Sequence[Paired]) -> Table | None:
@@ -39,16 +42,17 @@ def compared(tables: Sequence[Paired]) -> Table | None:
     rows = []
     of_runs = {run: ratios(tables, run) for run in book.runs()}
     for first, second in itertools.combinations(of_runs, 2):
-        common, overlapping, alike = counts(of_runs[first], of_runs[second])
+        common, *found = counts(of_runs[first], of_runs[second])
         if common:
-            shares = [f"{n} ({n / common:.0%})" for n in (overlapping, alike)]
+            shares = [f"{n} ({n / common:.0%})" for n in found]
             rows.append([first, second, str(common), *shares])
     if not rows:
         return None
     header = ["run", "a later run", "ratios in both", "overlapping intervals", "and the same word"]
+    header += ["faster once, slower once"]
     note = (
-        f"The goal is {GOAL:.0%} in the last column. Names of runs end with a digest of the "
-        "machine. Another processor has other ratios, whether the programs are the same or not. "
-        "Programs have changed between runs, too."
+        f"The goal is {GOAL:.0%} with overlapping intervals and the same word. Names of runs end "
+        "with a digest of the machine. Another processor has other ratios, whether the programs "
+        "are the same or not. Programs have changed between runs, too."
     )
     return Table(TITLE, header, rows, note)

@@ -2,6 +2,7 @@
 
 ``python -m benchmarks.grading`` measures this checkout. ``--before COMMIT`` measures an older
 commit, too, on the same machine. Both are kept in ``feedback.json``, from which the table is made.
+It takes an hour; a program that was interrupted goes on where it was.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -155,35 +157,40 @@ def started(folder: Path, *command: str) -> float:
     return round(statistics.median(times[1:]), 2)
 
 
-def measured_in(folder: Path) -> Found:
-    """All waits in one checkout."""
+def measure_missing(folder: Path, found: Found, keep: Callable[[], None]) -> None:
+    """Add to ``found`` the waits in one checkout that it lacks; kept after each."""
     course = load_course(folder)
-    found: Found = {"phases": {}, "watch": {}, "commands": {}}
-    for name, command in COMMANDS.items():
-        found["commands"][name] = started(folder, *command)
-    for phase in course.phases:
-        found["phases"][str(phase.number)] = graded(folder, phase.number)
-        print(phase.number, found["phases"][str(phase.number)], flush=True)
     with solved_copy(folder, course) as copy:
-        for exercise in course.exercises:
-            found["watch"][exercise.id] = watched(copy, exercise)
-            print(exercise.id, found["watch"][exercise.id], flush=True)
-    return found
+        waits: list[tuple[str, str, Callable[[], Any]]] = [
+            *(("commands", name, partial(started, folder, *c)) for name, c in COMMANDS.items()),
+            *(("phases", str(n), partial(graded, folder, n)) for n in GOALS),
+            *(("watch", each.id, partial(watched, copy, each)) for each in course.exercises),
+        ]
+        for kind, name, wait in waits:
+            if name not in found.setdefault(kind, {}):
+                found[kind][name] = wait()
+                print(kind, name, found[kind][name], flush=True)
+                keep()
 
 
 def record(before: str = "") -> Found:
-    """Measure, and keep what was measured. An older commit's numbers on the same machine stay,
-    unless they are measured anew."""
-    old = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
-    known: Found = {"machine": described(fingerprint()), "now": measured_in(root())}
+    """Measure what was not yet measured on this machine, of this commit and of ``before``. Numbers
+    of an older commit stay if none is named."""
+    head = ["git", "rev-parse", "HEAD"]
+    now = subprocess.run(head, cwd=root(), check=True, capture_output=True, text=True)
+    known = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+    machine = described(fingerprint())
+    if known.get("machine") != machine:
+        known = {"machine": machine}
     known["date"] = time.strftime("%Y-%m-%d")
-    if "before" in old and old["machine"] == known["machine"]:
-        known["before"] = old["before"]
-    _keep(known)  # an hour's work, should the rest be interrupted
-    if before:
-        with checkout(before) as folder:
-            known["before"] = {"commit": before, **measured_in(folder)}
-        _keep(known)
+    with contextlib.ExitStack() as stack:
+        sides = {"now": (now.stdout.strip(), root())}
+        if before:
+            sides["before"] = before, stack.enter_context(checkout(before))
+        for side, (commit, folder) in sides.items():
+            if known.get(side, {}).get("commit") != commit:
+                known[side] = {"commit": commit}
+            measure_missing(folder, known[side], partial(_keep, known))
     return known
 
 
@@ -191,31 +198,40 @@ def _keep(known: Found) -> None:
     RECORD.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
 
 
-def rows_of(found: Found) -> dict[str, str]:
-    """What the table says of one checkout, by row."""
+def rows_of(found: Found, common: Collection[str] = ()) -> dict[str, str]:
+    """What the table says of one checkout, by row; ``common``: exercises with rows of their own."""
     rows = {
         f"phase {number}, cold, s (goal {GOALS[int(number)]})": f"{phase['seconds']:.0f}"
         for number, phase in found["phases"].items()
     }
     most = max(phase["GB"] for phase in found["phases"].values())
     rows["memory of a phase's grading, GB (goal 1.5)"] = f"{most:.1f}"
-    for kind, words in (("first", "first line"), ("verdict", "verdict")):
+    for kind, words, goal in (
+        ("first", "first line", "goal 0.2"),
+        ("verdict", "verdict", "goal 1.0, worst 2.5"),
+    ):
         times = {each: saved[kind] for each, saved in found["watch"].items()}
-        worst = max(times, key=lambda each: times[each])
-        middle = statistics.median(times.values())
-        goal = {"first": "0.2", "verdict": "1.0, worst 2.5"}[kind]
-        rows[f"`watch`, save to {words}, s (goal {goal})"] = (
-            f"{middle:.2f}, worst {times[worst]:.2f} ({worst})"
-        )
+        rows[f"`watch`, save to {words}, s ({goal})"] = _spread(times)
+        if common:
+            named = f"`watch`, save to {words}, s, the {len(common)} exercises that both have"
+            rows[named] = _spread({each: times[each] for each in common})
     for name, took in found["commands"].items():
         goal = "0.5" if "blank" in name else "0.3"
         rows[f"{name}, s (goal {goal})"] = f"{took:.2f}"
     return rows
 
 
+def _spread(times: Mapping[str, float]) -> str:
+    """The median and the worst of the exercises' seconds."""
+    worst = max(times, key=lambda each: times[each])
+    return f"{statistics.median(times.values()):.2f}, worst {times[worst]:.2f} ({worst})"
+
+
 def table(known: Found) -> Table:
     """The waits now, and before if that was measured."""
-    now, before = rows_of(known["now"]), rows_of(known["before"]) if "before" in known else {}
+    older = known.get("before")
+    common = sorted(known["now"]["watch"].keys() & older["watch"].keys()) if older else []
+    now, before = rows_of(known["now"], common), rows_of(older, common) if older else {}
     header = ["what", *(["before"] if before else []), "now"]
     rows = [[what, *([before.get(what, "")] if before else []), said] for what, said in now.items()]
     counts = [len(known[side]["watch"]) for side in ("before", "now") if side in known]

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from . import agreement, book, goals
+from . import agreement, book, goals, tell
 from .common import Table
 from .machine import described, fingerprint
 from .pairs import Paired
@@ -47,9 +47,9 @@ def page(old: str, paired: Sequence[Paired], tables: Sequence[Table]) -> str:
     others = f"Measured on {described(fingerprint())}; {today}."
     new = {t.title: f"{t.markdown()}\n\n{others}" for t in tables}
     ratios = {t.title: table for t in paired if (table := section(t)) is not None}
-    compared = agreement.compared(paired)
-    runs = {} if compared is None else {compared.title: compared.markdown()}
-    parts = runs | sections(old) | new | ratios | runs  # the first of them comes first
+    method = [agreement.compared(paired), tell.summary()]
+    trials = {t.title: t.markdown() for t in method if t is not None}
+    parts = trials | sections(old) | new | ratios | trials  # the first of them come first
     return "\n\n".join([HEAD.rstrip(), *parts.values()]) + "\n"
 
 

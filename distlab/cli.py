@@ -41,8 +41,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
-def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
-    """All commands, and the options of those that are in the words ``given``."""
+def _parsed(given: Sequence[str]) -> argparse.Namespace:
+    """The options in ``given``. The parser knows all commands, and the options of those that are
+    named; a wrong option is refused with the usage of its command."""
     parser = argparse.ArgumentParser(prog="distlab", description="The course at a glance.")
     parser.add_argument("--version", action="version", version=f"distlab {course_version()}")
     parser.add_argument("--all", action="store_true", help="the map with every exercise in it")
@@ -74,7 +75,11 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     made.add_argument("--write", action="store_true")
     made.add_argument("--check", action="store_true", help="(the default)")
     made.add_argument("--force", action="store_true", help="overwrite edited templates")
-    return parser
+    options, unknown = parser.parse_known_args(given)
+    if unknown:
+        asked = commands.choices.get(options.command, parser)
+        asked.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return options
 
 
 def _module(name: str) -> ModuleType:
@@ -123,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry of the ``distlab`` command. Exit status: 0 done, 1 not in order, 2 a wrong call, 130
     after Ctrl-C, 143 after SIGTERM."""
     given = list(sys.argv[1:] if argv is None else argv)
-    options = _parser(given).parse_args(given)
+    options = _parsed(given)
     sys.path.insert(0, str(root()))  # the solutions can be imported by the installed command, too
     try:
         with terminable():

@@ -28,6 +28,7 @@ from ..grading.session import Request
 from ..grading.sources import find_source
 from ..grading.verdicts import Report
 from ..host import zips
+from ..host.system import cores
 from ..host.terminal import console
 
 SCHEMA = 1
@@ -86,7 +87,7 @@ def facts(exercise: Exercise) -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+        "cores": cores(),
     }
 
 

@@ -7,9 +7,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..simulate.calibrate import calibrate
-from ..simulate.calibrate_table import summary
-
 DEFAULT = Path(".distlab/this-machine.yaml")
 
 
@@ -25,6 +22,10 @@ def main(options: argparse.Namespace, out: Console) -> int:
     """Measure, write the file, show what was measured and the next command."""
     if options.out.suffix not in (".yaml", ".yml"):
         raise ValueError(f"--out {options.out}: the file's name must end in .yaml")
+    # start-up time: they import torch, and a wrong option need not wait for that
+    from ..simulate.calibrate import calibrate
+    from ..simulate.calibrate_table import summary
+
     cluster, kernels = calibrate(
         options.out, options.quick, lambda line: out.print(f"measuring {line}", highlight=False)
     )

@@ -120,8 +120,7 @@ def _there(name: str) -> bool:
 
 def cores() -> Finding:
     """Processors that this process may use: those of its mask, and the share of a container."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-    count = usable or os.cpu_count() or 1
+    count = system.cores()
     text = f"{count} usable core{'s' * (count > 1)}"
     quota, _, period = _read(CGROUP / "cpu.max").partition(" ")
     share = float(count)

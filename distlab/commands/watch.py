@@ -7,6 +7,7 @@ its ranks end with it. All else that it leaves is ended and removed here.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import select
 import shutil
@@ -56,6 +57,7 @@ def watch(course: Course, exercise_id: str | None, out: Console) -> int:
             return watcher.run()
         finally:
             watcher.stop()
+            gc.unfreeze()  # else triton complains at exit about what is left of it
 
 
 def _leave(number: int, _: object) -> None:
@@ -69,10 +71,12 @@ def _load_what_graders_need() -> None:
 
     # start-up time of each grader; this process says first that it loads them
     from ..grading import plugin  # noqa: F401
+    from ..host.forking import prepare_to_fork
     from ..observe import recorder  # noqa: F401
     from ..ranks import parent as rank_watch  # noqa: F401
 
     torch.set_num_threads(1)
+    prepare_to_fork()
 
 
 class Watcher:

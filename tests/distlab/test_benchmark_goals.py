@@ -101,7 +101,8 @@ def test_runs_bear_what_texts_claim() -> None:
 def test_runs_agree_where_intervals_overlap_and_words_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = table(a2=0.9, b2=1.1, c4=0.996, d4=0.9), table(a2=0.9, b2=1.2, c4=0.999)
+    first = table(a2=0.9, b2=1.1, c4=0.996, d4=0.9, f8=0.9)
+    second = table(a2=0.9, b2=1.2, c4=0.999, f8=1.2)
     between, runs = table(e8=1.0), ("2026-01-01-a", "2026-01-02-a", "2026-01-03-a")
     monkeypatch.setattr(book, "root", lambda: tmp_path)
     assert agreement.compared([first]) is None
@@ -111,7 +112,7 @@ def test_runs_agree_where_intervals_overlap_and_words_are_the_same(
         path.parent.parent.mkdir(parents=True, exist_ok=True)
         progress.write(path, asdict(found))
     found_in = [agreement.ratios([first], name) for name in (runs[0], runs[2])]
-    assert agreement.counts(*found_in) == (3, 2, 2)
+    assert agreement.counts(*found_in) == (4, 2, 2, 1)
     shown = agreement.compared([first])
     assert shown is not None
-    assert shown.rows == [[runs[0], runs[2], "3", "2 (67%)", "2 (67%)"]]
+    assert shown.rows == [[runs[0], runs[2], "4", "2 (50%)", "2 (50%)", "1 (25%)"]]

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -347,3 +349,19 @@ def test_a_wrong_name_is_refused_before_anything_is_measured(
 ) -> None:
     assert main(["calibrate", "--out", "machine.txt"]) == 2
     assert "must end in .yaml" in capsys.readouterr().err
+
+
+def test_a_wrong_option_is_refused_at_once_with_the_usage_of_its_command() -> None:
+    """At once: before torch is imported."""
+    code = (
+        "import sys\n"
+        "from distlab.cli import main\n"
+        "try:\n"
+        "    main(['calibrate', '--fast'])\n"
+        "finally:\n"
+        "    print('torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "False\n")
+    assert done.stderr.startswith("usage: distlab calibrate ")
+    assert "error: unrecognized arguments: --fast" in done.stderr

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks import grading
+from benchmarks.machine import fingerprint
 from distlab.course.catalogue import Phase, load_course, root
 
 SIDE = {
@@ -35,12 +38,53 @@ def test_medians_the_worst_and_the_most_memory_are_told() -> None:
 def test_an_older_commit_has_its_column() -> None:
     known = {"machine": "one", "date": "2026-01-02", "now": SIDE}
     assert grading.table(known).header == ["what", "now"]
-    older = {"commit": "abc", **SIDE, "commands": {}}
-    found = grading.table({**known, "before": older})
+    older = {"commit": "abc", **SIDE, "watch": {"1.1": {"first": 1.4, "verdict": 1.5}}}
+    found = grading.table({**known, "before": {**older, "commands": {}}})
     assert found.header == ["what", "before", "now"]
-    assert found.rows[0][1:] == ["12", "12"]
-    assert found.rows[-1][1:] == ["", "0.20"]
+    rows = {what: [*told] for what, *told in found.rows}
+    assert rows["phase 1, cold, s (goal 12)"] == ["12", "12"]
+    assert rows["`distlab`, s (goal 0.3)"] == ["", "0.20"]
+    all_of_them = rows["`watch`, save to verdict, s (goal 1.0, worst 2.5)"]
+    assert all_of_them == ["1.50, worst 1.50 (1.1)", "1.00, worst 2.40 (1.3)"]
+    same = rows["`watch`, save to verdict, s, the 1 exercises that both have"]
+    assert same == ["1.50, worst 1.50 (1.1)", "0.80, worst 0.80 (1.1)"]
     assert "commit abc" in found.note
+
+
+def test_a_measurement_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was kept before an interruption counts, unless the commit or the machine is another."""
+    measured: list[object] = []
+
+    def wait(name: str) -> Callable[..., object]:
+        def call(folder: Path, *what: object) -> object:
+            measured.append(what)
+            if len(measured) == stop:
+                raise KeyboardInterrupt
+            return {"graded": {"seconds": 1.0, "GB": 0.5}, "started": 0.1}.get(name, saved)
+
+        return call
+
+    saved = {"first": 0.0, "verdict": 1.0}
+    for name in ("graded", "started", "watched"):
+        monkeypatch.setattr(grading, name, wait(name))
+    monkeypatch.setattr(grading, "RECORD", tmp_path / "feedback.json")
+    monkeypatch.setattr(grading, "solved_copy", lambda *_: contextlib.nullcontext(tmp_path))
+    stop, count = 9, 3 + 4 + len(load_course().exercises)
+    with pytest.raises(KeyboardInterrupt):
+        grading.record()
+    found = grading.record()
+    assert len(measured) == count + 1
+    assert len(found["now"]["watch"]) == len(load_course().exercises)
+    grading.record()
+    assert len(measured) == count + 1
+    monkeypatch.setattr(grading, "fingerprint", lambda: {**fingerprint(), "cpu": "another"})
+    found = grading.record()
+    assert len(measured) == 2 * count + 1
+    grading.RECORD.write_text(json.dumps({**found, "now": {**found["now"], "commit": "older"}}))
+    grading.record()
+    assert len(measured) == 3 * count + 1
 
 
 @pytest.fixture(scope="module")

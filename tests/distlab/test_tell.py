@@ -49,6 +49,7 @@ def test_a_run_goes_on_where_it_was(
     monkeypatch.setattr(tell, "FILE", tmp_path / "tell.json")
     monkeypatch.setattr(machine.Load, "alone", property(lambda load: True))
     monkeypatch.setattr("sys.argv", ["tell", "--starts", "9"])
+    assert tell.summary() is None
     assert tell.main() == 0
     first = len(calls)
     assert tell.main() == 0
@@ -56,3 +57,9 @@ def test_a_run_goes_on_where_it_was(
     assert "20 equal of 20 runs" in capsys.readouterr().out
     kept = json.loads((tmp_path / "tell.json").read_text())
     assert [len(kept["runs"][what]) for what in tell.RUNS] == [3, 20]
+    shown = tell.summary()
+    assert shown is not None
+    assert shown.rows == [
+        ["slowed", "3", "3 slower", "2.000 to 2.000", "3 of 3 slower"],
+        ["the same", "20", "20 equal", "1.000 to 1.000", "19 of 20 equal"],
+    ]
