@@ -3,8 +3,8 @@
 DDP that sleeps for a millisecond per bucket against DDP: every run must say "slower". DDP against
 itself: of 20 runs 19 must say "equal". A run is measured like a row of a table, with as many fresh
 starts as its interval needs. What was measured goes to ``benchmarks/tell.json``; a program that was
-interrupted goes on where it was. ``benchmarks.run --page`` shows it. The exit status is 1 if one of
-the two does not hold.
+interrupted goes on where it was, on the same machine. ``benchmarks.run --page`` shows it. The exit
+status is 1 if one of the two does not hold.
 """
 
 from __future__ import annotations
@@ -120,8 +120,9 @@ def main() -> int:
     parser.add_argument("--starts", type=int, default=MOST_STARTS, metavar="N")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    kept: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {}
-    kept = kept or {"machine": fingerprint(), "runs": {what: [] for what in RUNS}}
+    kept: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
+    if kept.get("machine") != fingerprint():
+        kept = {"machine": fingerprint(), "runs": {what: [] for what in RUNS}}
     held = []
     for what, count in RUNS.items():
         runs = kept["runs"][what]

@@ -63,3 +63,6 @@ def test_a_run_goes_on_where_it_was(
         ["slowed", "3", "3 slower", "2.000 to 2.000", "3 of 3 slower"],
         ["the same", "20", "20 equal", "1.000 to 1.000", "19 of 20 equal"],
     ]
+    monkeypatch.setattr(tell, "fingerprint", lambda: {**machine.fingerprint(), "cpu": "another"})
+    assert tell.main() == 0
+    assert len(calls) == 2 * first
