@@ -41,9 +41,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
-def _parsed(given: Sequence[str]) -> argparse.Namespace:
-    """The options in ``given``. The parser knows all commands, and the options of those that are
-    named; a wrong option is refused with the usage of its command."""
+def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
+    """All commands, and the options of those that are in the words ``given``."""
     parser = argparse.ArgumentParser(prog="distlab", description="The course at a glance.")
     parser.add_argument("--version", action="version", version=f"distlab {course_version()}")
     parser.add_argument("--all", action="store_true", help="the map with every exercise in it")
@@ -75,9 +74,17 @@ def _parsed(given: Sequence[str]) -> argparse.Namespace:
     made.add_argument("--write", action="store_true")
     made.add_argument("--check", action="store_true", help="(the default)")
     made.add_argument("--force", action="store_true", help="overwrite edited templates")
+    for each in commands.choices.values():
+        each.set_defaults(asked=each)
+    return parser
+
+
+def _parsed(given: Sequence[str]) -> argparse.Namespace:
+    """The options in ``given``. A wrong one is refused with the usage of its command."""
+    parser = _parser(given)
     options, unknown = parser.parse_known_args(given)
+    asked = vars(options).pop("asked", parser)
     if unknown:
-        asked = commands.choices.get(options.command, parser)
         asked.error(f"unrecognized arguments: {' '.join(unknown)}")
     return options
 
