@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from distlab.course import progress
 from distlab.course.catalogue import Course, Exercise, load_course, root
 from distlab.host.processes import descendants
 
@@ -190,12 +191,8 @@ def record(before: str = "") -> Found:
         for side, (commit, folder) in sides.items():
             if known.get(side, {}).get("commit") != commit:
                 known[side] = {"commit": commit}
-            measure_missing(folder, known[side], partial(_keep, known))
+            measure_missing(folder, known[side], partial(progress.write, RECORD, known))
     return known
-
-
-def _keep(known: Found) -> None:
-    RECORD.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
 
 
 def rows_of(found: Found, common: Collection[str] = ()) -> dict[str, str]:
