@@ -66,3 +66,6 @@ def test_a_run_goes_on_where_it_was(
     monkeypatch.setattr(tell, "fingerprint", lambda: {**machine.fingerprint(), "cpu": "another"})
     assert tell.main() == 0
     assert len(calls) == 2 * first
+    monkeypatch.setattr(tell, "TRIAL", {**tell.TRIAL, "rounds": 1})
+    assert tell.main() == 0
+    assert len(calls) == 3 * first
