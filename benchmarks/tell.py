@@ -110,10 +110,10 @@ def summary() -> Table | None:
         wanted = f"{least} of {RUNS[what]} {word}"
         rows.append([what, str(len(runs)), words(runs), spread, wanted])
     note = (
-        f"A trial of the method: a DDP against DDP, {MODEL} on {RANKS} ranks, {ROUNDS} rounds per "
+        "A trial of the method: a DDP against DDP, {model} on {ranks} ranks, {rounds} rounds per "
         "start, as many starts as a row needs. The slowed one sleeps for 1 ms before it sends a "
-        f"bucket. Measured on {described(kept['machine'])}."
-    )
+        "bucket. Measured on {machine}."
+    ).format(**kept["trial"], machine=described(kept["machine"]))
     return Table(TITLE, ["DDP", "runs", "words", "medians", "wanted"], rows, note)
 
 
