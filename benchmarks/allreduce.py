@@ -2,8 +2,8 @@
 
 All run in the same ranks, in another order each round (what ran before leaves its traces in caches
 and sockets), each after a barrier; the slowest rank's time counts.
-``auto`` chooses by α and β that are fitted, before, to times measured by the same ranks. gloo's
-all-reduce is a segmented ring in C++ on the same sockets.
+``auto`` chooses by α and β for the size, fitted to times that the same ranks measured before.
+gloo's all-reduce is a segmented ring in C++ on the same sockets.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from .common import milliseconds, now
 from .pairs import Case, Paired, Start
 
 WORLDS = (2, 3, 4)
-SIZES = {4: 25, 4_000: 25, 400_000: 15, 4_000_000: 5, 20_000_000: 2, 100_000_000: 1}  # weights
-FITTED = [4 * 10**k for k in (0, 3, 5, 6, 7)]  # bytes
+SIZES = {4: 60, 4_000: 60, 400_000: 40, 4_000_000: 20, 20_000_000: 8, 100_000_000: 3}  # weights
 COLUMNS = ("ring", "segmented", "tree", "halving, doubling", "auto")
 
 
@@ -44,6 +43,14 @@ def contestants(links: allreduce_choice.Links) -> dict[str, Callable[[Tensor], o
     return {dist.get_backend(): dist.all_reduce, **dict(zip(COLUMNS, calls, strict=True))}
 
 
+def timed(largest: int, device: torch.device) -> list[allreduce_choice.Timing]:
+    """Times of two sizes or more, up to the largest tensor: no line holds beyond them."""
+    fitted = [nbytes for nbytes in SIZES if nbytes <= max(largest, 4_000)]
+    short = [nbytes for nbytes in fitted if nbytes <= 4_000_000]
+    timings = allreduce_choice.measure(short, repeats=25, device=device)
+    return timings + allreduce_choice.measure(fitted[len(short) :], repeats=3, device=device)
+
+
 def compare(
     world_size: int,
     sizes: Mapping[int, int],
@@ -57,11 +64,12 @@ def compare(
     """
 
     def body(ctx: RankContext) -> list[tuple[int, dict[str, list[float]], str]]:
-        device, timings = ctx.device, allreduce_choice.measure
-        links = allreduce_choice.fit(timings(FITTED, repeats=3, device=device))
-        calls, out = contestants(links), []
+        device, out = ctx.device, []
+        timings = timed(max(sizes), device)
         turns = random.Random(number)  # the same on all ranks
         for nbytes, weight in sizes.items():
+            links = allreduce_choice.fit(allreduce_choice.for_size(timings, nbytes))
+            calls = contestants(links)
             tensor = torch.empty(nbytes // 4, device=device)
             seconds = torch.zeros(1 + repeats * weight, len(calls), dtype=torch.float64)
             for run in seconds:  # the first warms up

@@ -156,6 +156,21 @@ def all_reduce(
     raise NotImplementedError("exercise 3.29")
 
 
+def for_size(timings: Sequence[Timing], nbytes: int) -> list[Timing]:
+    """The timings that tell the cost of ``nbytes``: α from the smallest size that was measured, and
+    β from the size that is nearest to ``nbytes``, by ratio.
+
+    A tensor that has outgrown the caches, or the buffers that stay allocated, costs more per byte,
+    and one pattern more than another. So one line from 4 bytes to 100 MB misses all patterns, and
+    chooses among them by these misses. ``fit`` of these timings goes through the measured times of
+    the nearest size. Timings of one rank alone are left out, as in ``fit``.
+    """
+    several = [timing for timing in timings if timing.world_size > 1]
+    sizes = sorted({timing.nbytes for timing in several})
+    near = sorted(sizes[1:], key=lambda size: abs(math.log(size / max(nbytes, 1))))
+    return [timing for timing in several if timing.nbytes in (*sizes[:1], *near[:1])]
+
+
 def measure(
     sizes: Sequence[int],
     *,
@@ -188,7 +203,8 @@ def measure(
 
 
 def main() -> None:
-    """Measure under torchrun; rank 0 prints measured and predicted times, and the choice."""
+    """Measure under torchrun; rank 0 prints measured times, those that one line for all sizes
+    predicts, and the choice by α and β for the size."""
     end_with_parent()
     parser = argparse.ArgumentParser(description="Measure all-reduces, and choose by formula.")
     parser.add_argument("--device", default="auto", choices=CHOICES)
@@ -202,7 +218,8 @@ def main() -> None:
         timings = measure([4 * 10**k for k in range(8)], device=rank.device)
         links = fit(timings)
         for t in timings if rank.rank == 0 else []:
-            mark = "  chosen" if t.pattern == choose(*t[1:3], links) else ""
+            there = fit(for_size(timings, t.nbytes))
+            mark = "  chosen" if t.pattern == choose(*t[1:3], there) else ""
             print(
                 f"{t.nbytes:12,} bytes  {t.pattern:17}{t.seconds * 1e3:10.3f} ms"
                 f"{predict(*t[:3], links) * 1e3:10.3f} predicted{mark}"
