@@ -59,7 +59,7 @@ class Ending:
                 self.leave(self.status_when_told())
             if not self.starting:
                 self.end_loop()
-        if time.monotonic() - self.when > SAME:
+        elif time.monotonic() - self.when > SAME:
             for process in self.ranks.values():
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)

@@ -167,7 +167,9 @@ def test_told_to_leave_its_status_is_that_of_the_ranks(
 def test_told_while_its_ranks_are_being_started(
     start: Callable[..., Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They run already, the agent does not know them yet: they are told as well."""
+    """They run already, the agent does not know them yet: they are told as well, and one signal is
+    no second one, however little time is between two."""
+    monkeypatch.setattr(given_torchrun, "SAME", 0.0)
     start_workers = LocalElasticAgent._start_workers
 
     def told_meanwhile(agent: LocalElasticAgent, group: object) -> dict[int, object]:
