@@ -10,7 +10,7 @@ import ast
 import datetime
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,7 @@ from distlab.course.catalogue import root
 from .imported import closure
 from .machine import Load, fingerprint, name_of
 from .pairs import Case, Paired, Values
-from .ratio import Ratio, of_start, over_starts
+from .ratio import LEAST_STARTS, Ratio, of_start, over_starts
 
 FOLDER = "benchmarks/results"
 
@@ -41,9 +41,9 @@ class Book:
         return [s for s in self.cases.get(name, {}).get("starts", []) if s["alone"]]
 
     def ratio(self, name: str, ours: str, theirs: str) -> Ratio | None:
-        """The ratio of two contestants in a case; None before it was measured."""
+        """The ratio of two contestants in a case; None before there are enough starts."""
         starts = self.starts(name)
-        if not starts or not {ours, theirs} <= {*starts[0]["values"]}:
+        if len(starts) < LEAST_STARTS or not {ours, theirs} <= {*starts[0]["values"]}:
             return None
         return over_starts([of_start(s["values"][ours], s["values"][theirs]) for s in starts])
 
@@ -82,8 +82,9 @@ def read(run: str, table: Paired) -> Book:
 
 
 def newest(books: Sequence[Book], case: Case) -> Book:
-    """The last of ``books`` in which starts of the case count; the last one if there is none."""
-    return next((book for book in reversed(books) if book.starts(case.name)), books[-1])
+    """The last of ``books`` with enough starts of the case; the last one if there is none."""
+    enough = (book for book in reversed(books) if len(book.starts(case.name)) >= LEAST_STARTS)
+    return next(enough, books[-1])
 
 
 def runs() -> list[str]:
@@ -101,19 +102,41 @@ def one_start(case: Case, rounds: int, number: int) -> dict[str, Any]:
     return told | {"values": values, "facts": {**found.facts}}
 
 
-def measure(table: Paired, module: str, run: str, most: int, say: Callable[[str], None]) -> Book:
-    """Measure what the run lacks of the table, by at most ``most`` starts per case; saved after
-    each start."""
-    book, path = read(run, table), path_of(run, table)
+def measure(tables: Mapping[str, Paired], run: str, most: int, say: Callable[[str], None]) -> None:
+    """Measure what the run lacks of the tables, by module; at most ``most`` starts per case.
+
+    The cases of all tables take turns, one start each. So a case's starts are spread over the whole
+    run: what changes on a machine from hour to hour widens its interval, and does not move it.
+    """
+    books = {module: read(run, table) for module, table in tables.items()}
+    rows = [
+        one_by_one(books[module], table, case, module, path_of(run, table), most, say)
+        for module, table in tables.items()
+        for case in table.cases()
+    ]
+    while rows:
+        say(f"{len(rows)} {'case' if len(rows) == 1 else 'cases'} to measure")
+        rows = [row for row in rows if next(row, None) is not None]
+
+
+def one_by_one(
+    book: Book,
+    table: Paired,
+    case: Case,
+    module: str,
+    path: Path,
+    most: int,
+    say: Callable[[str], None],
+) -> Iterator[Book]:
+    """Add a case's starts to the book, and yield it after each one, saved; then tell the ratios."""
     path.parent.parent.mkdir(exist_ok=True)
-    for case in table.cases():
-        entry = book.cases.get(case.name)
-        if entry is None or entry["sources"] != sources(module):
-            book.cases[case.name] = {"sources": sources(module), "starts": []}
-        for _ in more_starts(book, table, case, most):
-            progress.write(path, asdict(book))
-        say(told(book, table, case))
-    return book
+    entry = book.cases.get(case.name)
+    if entry is None or entry["sources"] != sources(module):
+        book.cases[case.name] = {"sources": sources(module), "starts": []}
+    for _ in more_starts(book, table, case, most):
+        progress.write(path, asdict(book))
+        yield book
+    say(told(book, table, case))
 
 
 def measured_apart(table: Paired, case: Case, source: str, most: int) -> Book:
@@ -139,6 +162,8 @@ def more_starts(book: Book, table: Paired, case: Case, most: int) -> Iterator[No
 
 def told(book: Book, table: Paired, case: Case) -> str:
     """A case's ratios in one line."""
-    ratios = "; ".join(f"{a} : {b} {book.ratio(case.name, a, b)}" for a, b in table.pairs)
+    ratios = "; ".join(
+        f"{a} : {b} {book.ratio(case.name, a, b) or 'too few starts'}" for a, b in table.pairs
+    )
     disturbed = len(book.cases[case.name]["starts"]) - len(book.starts(case.name))
     return f"{case.name}: {ratios}" + (f" ({disturbed} starts disturbed)" if disturbed else "")

@@ -143,7 +143,7 @@ PAIRED = Paired(
     pairs=[("solution", "torch DDP")],
     facts=("MB", "torch's MB"),
     cases=cases,
-    rounds=45,
+    rounds=15,
     note="SGD. torch's DDP has gradient_as_bucket_view=True, and find_unused_parameters=True where "
     "the solution has agree=True. Both send the same buckets.",
 )

@@ -144,7 +144,7 @@ PAIRED = Paired(
         Case((f"{case[0]}, {case[1]}×{case[1]}, batch {case[2]}",), partial(start, case))
         for case in CASES
     ],
-    rounds=27,
+    rounds=9,
     note="The trainer does three things more than the plain loop. It sends one small message per "
     "step, for exact means with unreadable images and for leaving together. It measures every "
     "phase. It reduces gradients from Python. Together they take a fixed part of a millisecond, "

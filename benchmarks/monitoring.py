@@ -148,7 +148,7 @@ PAIRED = Paired(
     pairs=[("monitored", "plain")],
     facts=("monitoring by itself, ms", "of a step"),
     cases=lambda: [Case((model, "2"), partial(start, model, 2)) for model in MODELS],
-    rounds=45,
+    rounds=9,
     note=f"Monitored are phases, buckets and step metrics. Every {EVERY} steps a report of all "
     "ranks goes into JSON lines, TensorBoard and the terminal. The time of monitoring by itself, "
     "without training, hardly moves from run to run. The CNN is the worst case: its step on 32 "

@@ -72,19 +72,25 @@ def paired(name: str) -> Paired:
 
 def measured(names: Sequence[str], run: str, most: int) -> list[Table]:
     """Measure the paired tables into the run's files; the other tables."""
-    tables = []
-    for name in names:
-        print(f"== {name}", flush=True)
-        if name in TABLES:
-            tables.append(importlib.import_module(f".{name}", __package__).measure())
-            print(tables[-1].markdown(), flush=True)
-            continue
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    pairs = {}
+    for name in filter(PAIRED.__contains__, names):
         table = paired(name)
         obstacle = table.obstacle()
-        if obstacle is not None:
-            print(f"not measured: {obstacle}", flush=True)
-            continue
-        book.measure(table, name, run, most, lambda line: print(line, flush=True))
+        if obstacle is None:
+            pairs[name] = table
+        else:
+            say(f"{name} is not measured: {obstacle}")
+    book.measure(pairs, run, most, say)
+    tables = []
+    for name in names:
+        if name in TABLES:
+            say(f"== {name}")
+            tables.append(importlib.import_module(f".{name}", __package__).measure())
+            say(tables[-1].markdown())
     return tables
 
 

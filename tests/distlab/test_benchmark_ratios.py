@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,19 +100,56 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_goes_on_where_it_was_interrupted() -> None:
     steady, noisy = Ranks(0.5), Ranks(1.0, noise=0.1)
     told: list[str] = []
-    book.measure(table(steady=steady), "module", "run", MOST_STARTS, told.append)
-    book.measure(table(steady=steady, noisy=noisy), "module", "run", MOST_STARTS, told.append)
+    book.measure({"module": table(steady=steady)}, "run", MOST_STARTS, told.append)
+    book.measure({"module": table(steady=steady, noisy=noisy)}, "run", MOST_STARTS, told.append)
     assert steady.numbers == [*range(LEAST_STARTS)]
     assert noisy.numbers == [*range(MOST_STARTS)]
+    told = [line for line in told if not line.endswith("to measure")]
     assert told[0] == told[1] == "steady: ours : theirs 0.50 [0.50, 0.50] faster"
+    assert told[2].startswith("noisy: ours : theirs 1.")
     assert told[2].endswith("unknown")
+
+
+def test_rows_of_all_tables_take_turns() -> None:
+    """So that each one sees all hours of a run; one that is told leaves the others to go on."""
+    order: list[str] = []
+
+    def noted(name: str, noise: float) -> Paired:
+        ranks = Ranks(1.0, noise)
+
+        def start(rounds: int, number: int) -> Start:
+            order.append(name)
+            return ranks.start(rounds, number)
+
+        return replace(table(), title=name, cases=lambda: [Case((name,), start)])
+
+    tables = {"one": noted("steady", 0.0), "other": noted("noisy", 0.1)}
+    told: list[str] = []
+    book.measure(tables, "run", MOST_STARTS, told.append)
+    together, alone = ["steady", "noisy"], ["noisy"]
+    assert order == together * LEAST_STARTS + alone * (MOST_STARTS - LEAST_STARTS)
+    passes = [line for line in told if line.endswith("to measure")]
+    assert passes[:2] == ["2 cases to measure"] * 2
+    assert passes[-1] == "1 case to measure"
+
+
+def test_a_run_that_ended_early_has_no_ratio() -> None:
+    """Two starts have an interval, but too wide a one to be shown or judged."""
+    pair = table(case=Ranks(0.5))
+    found = book.new_book(pair)
+    found.cases["case"] = {"sources": "", "starts": []}
+    for number in range(LEAST_STARTS):
+        assert found.ratio("case", "ours", "theirs") is None
+        assert "None" not in book.told(found, pair, pair.cases()[0])
+        found.cases["case"]["starts"].append(book.one_start(pair.cases()[0], 3, number))
+    assert found.ratio("case", "ours", "theirs") == Ratio(0.5, 0.5, 0.5, LEAST_STARTS)
 
 
 def test_a_case_is_measured_anew_when_its_sources_change(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks(0.5)
-    book.measure(table(case=ranks), "module", "run", MOST_STARTS, lambda line: None)
+    book.measure({"module": table(case=ranks)}, "run", MOST_STARTS, lambda line: None)
     monkeypatch.setattr(book, "sources", lambda module: "changed")
-    book.measure(table(case=ranks), "module", "run", MOST_STARTS, lambda line: None)
+    book.measure({"module": table(case=ranks)}, "run", MOST_STARTS, lambda line: None)
     assert ranks.numbers == [*range(LEAST_STARTS)] * 2
 
 
@@ -131,14 +169,15 @@ def test_disturbed_starts_are_kept_and_do_not_count(monkeypatch: pytest.MonkeyPa
     pair = table(case=ranks)
     lazy = Paired(**{**vars(pair), "cases": lambda: [Case(("case",), start)]})
     told: list[str] = []
-    found = book.measure(lazy, "module", "run", MOST_STARTS, told.append)
+    book.measure({"module": lazy}, "run", MOST_STARTS, told.append)
+    found = book.read("run", lazy)
     starts = found.cases["case"]["starts"]
     assert [s["alone"] for s in starts] == [n % 2 == 0 for n in range(2 * LEAST_STARTS - 1)]
     assert starts[1]["others"] > machine.BUSY
     ratio = found.ratio("case", "ours", "theirs")
     assert ratio is not None
     assert (ratio.median, ratio.starts) == (1.0, LEAST_STARTS)
-    assert told == [f"case: ours : theirs {ratio} ({LEAST_STARTS - 1} starts disturbed)"]
+    assert told[-1] == f"case: ours : theirs {ratio} ({LEAST_STARTS - 1} starts disturbed)"
 
 
 def test_load_of_others_is_what_this_process_did_not_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +194,7 @@ def test_load_of_others_is_what_this_process_did_not_use(monkeypatch: pytest.Mon
 def test_the_page_shows_every_run_and_keeps_other_tables() -> None:
     pair = table(quick=Ranks(0.5))
     for name in ("2026-01-01-aaaa", "2026-01-02-bbbb"):
-        book.measure(pair, "module", name, MOST_STARTS, lambda line: None)
+        book.measure({"module": pair}, name, MOST_STARTS, lambda line: None)
     old = page.page("", [], [common.Table("Another", ["a"], [["1"]], "its note")])
     text = page.page(old, [pair], [])
     assert text.count("0.50 [0.50, 0.50] faster") == 2
