@@ -23,12 +23,12 @@ of each row: the ratios take less than two hours then.
 **How to read a ratio.** Contestants take turns in the same ranks, in alternating order. Ranks are
 started anew at least {LEAST_STARTS} times, because placement, memory and sockets stay as they are
 for a whole start. In runs since 2026-11-28 the rows take turns, one start each, so a row's starts
-are spread over all hours of the run. "0.94 [0.91, 0.97] faster" is the median over starts, with its 95 % interval
-(bootstrap over starts). The word is "equal" if the whole interval lies within ±{EQUAL:.0%} of 1,
-"faster" or "slower" if the interval leaves out 1, and else "unknown". A start in which other
-programs used more than a tenth of a processor does not count. Raw numbers, with the machine and its
-load, are in [results](results). Times in ms are medians of the newest run. Below a table stand its
-goals, and what was tried where they are missed.
+are spread over all hours of the run. "0.94 [0.91, 0.97] faster" is the median over starts, with its
+95 % interval (bootstrap over starts). The word is "equal" if the whole interval lies within
+±{EQUAL:.0%} of 1, "faster" or "slower" if the interval leaves out 1, and else "unknown". A start in
+which other programs used more than a tenth of a processor does not count. Raw numbers, with the
+machine and its load, are in [results](results). Times in ms are medians of the newest run. Below a
+table stand its goals, and what was tried where they are missed.
 
 `make soak` writes the table of wrong verdicts. `python -m benchmarks.kernels --out FILE` times the
 kernels of one GPU, and whole steps of training. [kernels_h100.json](kernels_h100.json) has the
