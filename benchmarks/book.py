@@ -40,12 +40,17 @@ class Book:
         """Those of a case that count."""
         return [s for s in self.cases.get(name, {}).get("starts", []) if s["alone"]]
 
+    def of_starts(self, name: str, ours: str, theirs: str) -> list[float]:
+        """The ratio of two contestants in each start of a case; none before there are enough."""
+        values = [start["values"] for start in self.starts(name)]
+        if len(values) < LEAST_STARTS or not {ours, theirs} <= {*values[0]}:
+            return []
+        return [of_start(each[ours], each[theirs]) for each in values]
+
     def ratio(self, name: str, ours: str, theirs: str) -> Ratio | None:
-        """The ratio of two contestants in a case; None before there are enough starts."""
-        starts = self.starts(name)
-        if len(starts) < LEAST_STARTS or not {ours, theirs} <= {*starts[0]["values"]}:
-            return None
-        return over_starts([of_start(s["values"][ours], s["values"][theirs]) for s in starts])
+        """The ratio over these starts; None before there are enough."""
+        found = self.of_starts(name, ours, theirs)
+        return over_starts(found) if found else None
 
 
 @cache
@@ -58,9 +63,14 @@ def sources(module: str) -> str:
     return digest.hexdigest()[:16]
 
 
+def this_machine() -> str:
+    """The end of the names of this machine's runs."""
+    return name_of(fingerprint())
+
+
 def new_run() -> str:
     """The name of today's run on this machine."""
-    return f"{datetime.date.today().isoformat()}-{name_of(fingerprint())}"
+    return f"{datetime.date.today().isoformat()}-{this_machine()}"
 
 
 def path_of(run: str, table: Paired) -> Path:

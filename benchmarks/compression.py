@@ -119,7 +119,7 @@ PAIRED = Paired(
     unit="ms",
     pairs=[("solution", "torch's hook")],
     cases=cases,
-    rounds=11,
+    rounds=21,
     note="SGD. Phase 3's DDP runs with the solutions' hooks. torch's DDP runs with "
     "bf16_compress_hook, fp16_compress_hook and powerSGD_hook. Both PowerSGD hooks compress the "
     "same matrices, with warm start and error feedback. torch's powerSGD_hook gets one bucket, "

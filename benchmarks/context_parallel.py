@@ -150,7 +150,7 @@ PAIRED = Paired(
         for world_size in (2, 4)
         for length in LENGTHS
     ],
-    rounds=5,
+    rounds=11,
     note=f"Batch {BATCH}, {HEADS} heads of {WIDTH} features, float32, causal; the slowest rank's "
     "time. PyTorch's ring runs once with the products of phase 2, and once with the CPU's fused "
     "kernel of attention, which never writes its scores to memory. The exercise writes its "

@@ -110,9 +110,9 @@ def compare(
             for k, net in enumerate(nets)
         }
         in_turn(contestants, 2)  # buckets are made anew after the first backward
-        taken = in_turn(contestants, repeats, number)
         for mine, torchs in zip(*(net.parameters() for net in nets), strict=True):
             torch.testing.assert_close(mine, torchs, rtol=1e-3, atol=1e-4)  # the same training
+        taken = in_turn(contestants, repeats, number)
         return [(taken[str(k)], held(model, wrap, *data)) for k, wrap in enumerate(pair)]
 
     return run_ranks(body, world_size, ledger=False, timeout=300, device=device)[0]
@@ -143,7 +143,7 @@ PAIRED = Paired(
     pairs=[("solution", "torch DDP")],
     facts=("MB", "torch's MB"),
     cases=cases,
-    rounds=15,
+    rounds=31,
     note="SGD. torch's DDP has gradient_as_bucket_view=True, and find_unused_parameters=True where "
     "the solution has agree=True. Both send the same buckets.",
 )

@@ -139,7 +139,7 @@ PAIRED = Paired(
     unit="ms",
     pairs=[("solution", "beside it")],
     cases=cases,
-    rounds=7,
+    rounds=15,
     note=f"{TOKENS} tokens for each rank, width {WIDTH}, {EXPERTS} experts of inner width {INNER}, "
     f"{TOP_K} for each token, float32, the slowest rank's time. PyTorch has no layer for a mixture "
     "of experts. Beside the steps stands a plain layer of PyTorch's parts, with the same outputs "

@@ -150,7 +150,7 @@ PAIRED = Paired(
     pairs=[("solution", "fully_shard")],
     facts=PEAKS,
     cases=cases,
-    rounds=9,
+    rounds=5,
     note=f"AdamW, a unit per hidden layer or block, prefetching; rounds of {STEPS} steps. The "
     "solution gathers a flat vector and uses it where it is. torch shards every parameter, and "
     "copies into and out of its messages. The peak is in backward, and is the same for both: "

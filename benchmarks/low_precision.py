@@ -62,7 +62,7 @@ PAIRED = Paired(
     unit="ms",
     pairs=[("solution", "_scaled_mm")],
     cases=lambda: [Case((" × ".join(map(str, size)),), partial(start, size)) for size in SIZES],
-    rounds=15,
+    rounds=31,
     note="One process, e4m3 with one scale per operand, float32 out. `torch._scaled_mm` is the "
     "function behind torch's and torchao's 8-bit layers. On a CPU both restore the operands and "
     "multiply them in float32.",

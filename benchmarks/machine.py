@@ -8,6 +8,7 @@ import os
 import platform
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -44,11 +45,13 @@ def described(machine: dict[str, str | int]) -> str:
     )
 
 
-def _busy_seconds() -> float:
-    """Seconds that all processors together have worked since the machine started."""
-    with open("/proc/stat", encoding="ascii") as file:
-        user, nice, system, _, _, irq, softirq, *_ = map(int, file.readline().split()[1:])
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+def _busy_seconds(stat: Path = Path("/proc/stat")) -> float:
+    """Seconds that all processors together were not free since the machine started. A virtual
+    machine's processor that waits for the host's ("steal") is not free: another machine has it."""
+    counted, *_ = stat.read_text(encoding="ascii").splitlines()
+    _, user, nice, system, _, _, irq, softirq, stolen, *_ = counted.split()
+    ticks = sum(map(int, (user, nice, system, irq, softirq, stolen)))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _own_seconds() -> float:

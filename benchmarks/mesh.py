@@ -126,7 +126,7 @@ PAIRED = Paired(
         for sizes in GRIDS
         for work in (GROUPS, STEP)
     ],
-    rounds=7,
+    rounds=15,
     note=f"{LAYERS} weights of {WIDTH} × {WIDTH}, cut by tensor, and as many gains; the slowest "
     "rank's time. torch makes a DeviceMesh, and sums DTensors. The solution sends one message for "
     "all weights, one for all gains, and one for the norm. DTensors send at least one for each "

@@ -99,11 +99,11 @@ def compare(
             "monitored": monitored(nets[1], steps, *data, sinks),
         }
         in_turn(contestants, 2)
+        for one, other in zip(*(net.parameters() for net in nets), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)  # the same training
         taken = in_turn(contestants, repeats, number)
         alone = by_itself(sinks, len(nets[1].buckets), 20 * repeats)
         sinks.close()
-        for one, other in zip(*(net.parameters() for net in nets), strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)  # the same training
         return taken, alone
 
     with tempfile.TemporaryDirectory() as folder:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import re
 import statistics
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import agreement, book, goals, tell
@@ -13,22 +15,24 @@ from .machine import described, fingerprint
 from .pairs import Paired
 from .ratio import EQUAL, LEAST_STARTS
 
+NUMBER = re.compile(r"-?[\d.]+%?")
 HEAD = f"""# Benchmarks
 
-`make bench` measures everything, alone on the machine: in two hours on a calm machine, in about six
-where a row needs many starts. It can be interrupted, and goes on where it was. `make bench QUICK=1`
-measures in five minutes what texts claim. `python -m benchmarks.run --starts 9` makes nine starts
-of each row: the ratios take less than two hours then.
+`make bench` measures everything, alone on the machine: in three hours on a calm machine, in about
+seven where a row needs many starts. It can be interrupted, and goes on where it was. `make bench
+QUICK=1` measures in five minutes what texts claim. `python -m benchmarks.run --starts 9` makes nine
+starts of each row: the ratios take less than three hours then.
 
 **How to read a ratio.** Contestants take turns in the same ranks, in alternating order. Ranks are
 started anew at least {LEAST_STARTS} times, because placement, memory and sockets stay as they are
 for a whole start. In runs since 2026-11-28 the rows take turns, one start each, so a row's starts
 are spread over all hours of the run. "0.94 [0.91, 0.97] faster" is the median over starts, with its
 95 % interval (bootstrap over starts). The word is "equal" if the whole interval lies within
-±{EQUAL:.0%} of 1, "faster" or "slower" if the interval leaves out 1, and else "unknown". A start in
-which other programs used more than a tenth of a processor does not count. Raw numbers, with the
-machine and its load, are in [results](results). Times in ms are medians of the newest run. Below a
-table stand its goals, and what was tried where they are missed.
+±{EQUAL:.0%} of 1, "faster" or "slower" if the interval leaves out 1, and else "unknown". A start
+does not count if other programs, or other virtual machines of the same host, used more than a tenth
+of a processor (the host's share counts in runs since 2026-11-29). Raw numbers, with the machine and
+its load, are in [results](results). Times in ms are medians of the newest run. Below a table stand
+its goals, and what was tried where they are missed.
 
 `make soak` writes the table of wrong verdicts. `python -m benchmarks.kernels --out FILE` times the
 kernels of one GPU, and whole steps of training. [kernels_h100.json](kernels_h100.json) has the
@@ -71,12 +75,29 @@ def section(table: Paired) -> str | None:
         row = [*case.labels]
         if len(table.pairs) == 1:
             row += [_number(_median(starts, who)) for who in table.pairs[0]]
-        row += [str(starts[-1]["facts"].get(fact, "")) for fact in table.facts]
+        row += [fact(starts, name) for name in table.facts]
         row += [str(of_runs[run].ratio(case.name, a, b) or "") for a, b, run in columns]
         rows.append(row)
-    machines = (f"{run}: {described(found.machine)}." for run, found in of_runs.items())
     shown = Table(table.title, header, rows, table.note).markdown()
-    return "\n\n".join([shown, *goals.in_words(table, books), "\n".join(machines)])
+    return "\n\n".join([shown, *goals.in_words(table, books), _machines(of_runs)])
+
+
+def _machines(of_runs: Mapping[str, book.Book]) -> str:
+    """A line for each machine, behind the names of its runs."""
+    runs: dict[str, list[str]] = {}
+    for run, found in of_runs.items():
+        runs.setdefault(described(found.machine), []).append(run)
+    return "\n".join(f"{', '.join(names)}: {machine}." for machine, names in runs.items())
+
+
+def fact(starts: Sequence[dict[str, Any]], name: str) -> str:
+    """What the starts of a case counted: the middle one of numbers, else the most frequent one, and
+    how frequent if not all starts have it."""
+    found = [str(start["facts"].get(name, "")) for start in starts]
+    if all(NUMBER.fullmatch(each) for each in found):
+        return sorted(found, key=lambda each: float(each.rstrip("%")))[len(found) // 2]
+    ((value, count),) = Counter(found).most_common(1)
+    return value if count == len(found) else f"{value} ({count} of {len(found)} starts)"
 
 
 def _times(table: Paired) -> list[str]:

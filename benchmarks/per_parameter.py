@@ -43,7 +43,7 @@ PAIRED = Paired(
     pairs=[("solution", "fully_shard")],
     facts=PEAKS,
     cases=lambda: cases(CONTESTANTS),
-    rounds=5,
+    rounds=3,
     note=f"AdamW, a unit per hidden layer or block; rounds of {STEPS} steps. Both copy into and "
     "out of their messages. torch's shards are DTensors.",
 )

@@ -92,7 +92,7 @@ PAIRED = Paired(
     pairs=[("solution", other) for other in CONTESTANTS if other != "solution"],
     facts=[f"{name}, peak MB" for name in CONTESTANTS],
     cases=lambda: [Case((case,), partial(start, case)) for case in CASES],
-    rounds=15,
+    rounds=25,
     note="Exercise 2.7 against torch.utils.checkpoint, and against no checkpointing. Blocks are in "
     "3 segments and MLP layers in 4. The last segment is not checkpointed. The peak counts all "
     "tensors that one forward and backward make.",

@@ -112,7 +112,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PAIRED + TABLES)}")
     parser.add_argument("--quick", action="store_true", help="only what is claimed; writes nothing")
-    parser.add_argument("--run", metavar="RUN", help="go on with this run of benchmarks/results")
+    parser.add_argument(
+        "--run", metavar="RUN", help="go on with this run of benchmarks/results, or begin it"
+    )
     parser.add_argument(
         "--starts",
         type=int,
@@ -125,6 +127,11 @@ def main() -> int:
     unknown = {*options.names} - {*PAIRED, *TABLES}
     if unknown:
         parser.error(f"no benchmark {', '.join(sorted(unknown))}")
+    if options.run and not options.run.endswith(f"-{book.this_machine()}"):
+        parser.error(
+            f"--run {options.run}: a run goes on where it began, and its name ends with a digest "
+            f"of the machine; this machine's is {book.this_machine()}"
+        )
     if options.starts < LEAST_STARTS:
         parser.error(f"--starts {options.starts}: an interval needs {LEAST_STARTS} starts or more")
     torch.set_num_threads(1)

@@ -143,7 +143,7 @@ PAIRED = Paired(
     pairs=[("solution", "torch")],
     facts=(QUALITY,),
     cases=lambda: [Case((str(w),), partial(start, w)) for w in (2, 4)],
-    rounds=11,
+    rounds=21,
     note="Phase 2 against torch.distributed.pipelining with one micro-batch. "
     f"{BLOCKS} blocks of width {WIDTH}, {BATCH} sequences of {LENGTH} tokens, SGD; rounds of "
     f"{STEPS} steps. The last column is for the measured costs of the layers.",

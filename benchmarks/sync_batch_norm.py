@@ -106,7 +106,7 @@ PAIRED = Paired(
         for shape in SHAPES
         for world_size in (2, 4)
     ],
-    rounds=15,
+    rounds=61,
     note="float32, the slowest rank's time. “autograd” is the same layer with a differentiable "
     "all-reduce. “own rows” is PyTorch's batch norm on each rank's rows alone: it sends nothing, "
     "and computes something else. `nn.SyncBatchNorm` runs on GPUs only.",

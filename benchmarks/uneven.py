@@ -67,9 +67,9 @@ def compare(model: str, world_size: int, repeats: int, number: int = 0) -> list[
         nets = [wrapped(model, UnevenDDP), wrapped(model, TORCHS)]
         contestants = {str(k): timed(net, own, MOST[model]) for k, net in enumerate(nets)}
         in_turn(contestants, 2)  # buckets are made anew after the first backward
-        taken = in_turn(contestants, repeats, number)
         for mine, torchs in zip(*(net.parameters() for net in nets), strict=True):
             torch.testing.assert_close(mine, torchs, rtol=1e-3, atol=1e-4)  # the same training
+        taken = in_turn(contestants, repeats, number)
         return [taken["0"], taken["1"]]
 
     return run_ranks(body, world_size, ledger=False, timeout=300)[0]
@@ -91,7 +91,7 @@ PAIRED = Paired(
         for model in MODELS
         for world_size in (2, 4)
     ],
-    rounds=5,
+    rounds=9,
     note="SGD. Rank r has r batches less than rank 0. In a step torch sends an all-reduce of the "
     "ranks that are left and the buffers, the solution an all-gather of weights and the buffers. "
     "The solution's shadows step their optimizer; torch's get the weights once, at the end. torch "

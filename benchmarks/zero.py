@@ -68,7 +68,7 @@ PAIRED = Paired(
         for model in LARGE
         for world_size in (2, 4)
     ],
-    rounds=11,
+    rounds=7,
     note="Adam under torch's DDP. The solution cuts flat vectors into equal slices. torch's ZeRO "
     "gives each rank whole parameters.",
 )

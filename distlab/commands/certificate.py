@@ -56,7 +56,7 @@ def records_of(phase: Phase, name: str) -> dict[str, Any]:
     name = " ".join(name.split())
     if not name or len(name) > LONGEST:
         raise ValueError(f'say whose certificate it is: --name "…", at most {LONGEST} characters')
-    passes = progress.known_passes(phase)
+    passes = progress.known_passes(phase.exercises)
     open_ones = [e for e in phase.exercises if e.id not in passes]
     if open_ones:
         raise ValueError(

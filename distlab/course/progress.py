@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from .catalogue import Exercise, Phase, functions_of, load_course, root
+from .catalogue import Exercise, functions_of, load_course, root
 
 GAP = 15 * 60.0  # seconds: a longer time between two gradings is a break
 Given = ParamSpec("Given")
@@ -217,28 +217,42 @@ def _without(tree: ast.Module, names: set[str]) -> ast.Module:
     return tree
 
 
+Result = tuple[str, str, int]  # exercise, verdict, points
+
+
 @_alone
-def record(results: Iterable[tuple[str, str, int]]) -> list[str]:
-    """Remember (exercise, verdict, points) of the learner's files; warnings if that failed."""
+def record(results: Iterable[Result], along: Iterable[Result] = ()) -> list[str]:
+    """Remember results of the learner's files; warnings if that failed. ``along``: of exercises
+    that were graded because ``results`` build on them, so no time was spent on these."""
     data, warnings = _read()
     entries = data["exercises"]
+    for each in along:
+        _note(entries, each)
     graded, changed = [], []
-    for exercise, verdict, points in results:
-        mine = entries.setdefault(exercise, {})
-        before = mine.pop("fingerprint", None)
-        with contextlib.suppress(*UNREADABLE):
-            mine["fingerprint"] = fingerprint(load_course().exercise(exercise))
+    for each in results:
+        before = entries.get(each[0], {}).get("fingerprint")
+        mine = _note(entries, each)
         graded.append(mine)
         if mine.get("fingerprint") != before:
             changed.append(mine)
-        if verdict == "pass" and (mine.get("verdict") != "pass" or not mine.get("passed_on")):
-            mine["passed_on"] = datetime.date.today().isoformat()
-        mine |= {"verdict": verdict, "points": points}
-        if verdict == "pass":
-            mine["passed_once"] = True
     now = time.time()
     _share(now - data.get("last_run", now), changed or graded)
     return warnings + save(entries, last_run=now)
+
+
+def _note(entries: dict[str, dict[str, Any]], result: Result) -> dict[str, Any]:
+    """Put a result into its exercise's entry, which is returned."""
+    exercise, verdict, points = result
+    mine = entries.setdefault(exercise, {})
+    mine.pop("fingerprint", None)
+    with contextlib.suppress(*UNREADABLE):
+        mine["fingerprint"] = fingerprint(load_course().exercise(exercise))
+    if verdict == "pass" and (mine.get("verdict") != "pass" or not mine.get("passed_on")):
+        mine["passed_on"] = datetime.date.today().isoformat()
+    mine |= {"verdict": verdict, "points": points}
+    if verdict == "pass":
+        mine["passed_once"] = True
+    return mine
 
 
 def _share(seconds: float, worked_on: list[dict[str, Any]]) -> None:
@@ -256,11 +270,11 @@ def spent(entries: Mapping[str, Mapping[str, Any]], ids: Iterable[str]) -> float
     return float(sum(entries.get(each, {}).get("seconds", 0) for each in ids))
 
 
-def known_passes(phase: Phase) -> list[str]:
-    """Exercises that passed and whose code and checks have not changed since."""
+def known_passes(exercises: Iterable[Exercise]) -> list[str]:
+    """Those that passed and whose code and checks have not changed since."""
     entries, _ = load()
     known = []
-    for exercise in phase.exercises:
+    for exercise in exercises:
         mine = entries.get(exercise.id, {})
         if mine.get("verdict") != "pass":
             continue

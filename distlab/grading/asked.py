@@ -25,19 +25,27 @@ def graded(phase: Phase, options: argparse.Namespace, live: bool) -> Report:
 
 
 def _request(phase: Phase, options: argparse.Namespace) -> Request:
-    mine = options.impl == "templates"
-    known: Iterable[str] = progress.known_passes(phase) if mine and options.exercises else ()
-    if options.impl == "solutions":  # the learner's own code is used, whether it passes or not
-        known = {e.id for e in load_course().exercises} - set(options.exercises)
-        known = known if options.exercises else ()
     return Request(
         impl=options.impl,
         device=options.device,
         seed=options.seed,
         exercises=tuple(options.exercises),
-        known=frozenset(known),
+        known=frozenset(_known(phase, options)),
         partial=options.partial,
         tier=options.tier,
         jobs=options.jobs or processors(),
         sandbox=Limits() if options.sandbox else None,
     )
+
+
+def _known(phase: Phase, options: argparse.Namespace) -> Iterable[str]:
+    """The exercises that count as passed without being graded again."""
+    course, asked = load_course(), set(options.exercises)
+    own = {e.id for e in phase.exercises}
+    if options.impl == "solutions" and asked:  # their code is used, whether it passes or not
+        return {e.id for e in course.exercises} - asked
+    if options.impl != "templates":
+        return ()
+    built_on = course.prerequisites(asked or own)  # also in earlier phases
+    wanted = built_on | own if asked else built_on - own
+    return progress.known_passes(map(course.exercise, wanted))

@@ -37,11 +37,13 @@ class Plan:
         number, impl = self.phase.number, self.request.impl
         report = Report(number, impl, session.seed, device, notes=list(notes))
         report.references = session.references
+        every_check = whole and not self.request.checks and not self.request.tier
         for exercise in self.every:
-            if exercise.id not in self.selected:
-                continue
             result = session.results.get(exercise.id)
-            if result is not None:
+            if exercise.id not in self.selected:
+                if every_check and result is not None and result.verdict == "pass":
+                    report.along.append(exercise.id)
+            elif result is not None:
                 report.exercises.append(result)
             elif whole and not self.request.checks and (notes or not self.request.tier):
                 report.exercises.append(_unchecked(exercise))

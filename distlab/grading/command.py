@@ -136,9 +136,10 @@ def _grade_and_print(phase: Phase, options: argparse.Namespace, out: Console, wa
     if mine:
         for exercise in report.exercises:
             exercise.hints_used = progress.hints_used(exercise.id)
-        if not options.keyword:
+        if not (options.keyword or options.tier):  # all checks, so the verdict is the exercise's
             results = [(e.id, e.verdict, e.points) for e in report.exercises]
-            report.notes += progress.record(results)
+            along = [(i, "pass", load_course().exercise(i).points) for i in report.along]
+            report.notes += progress.record(results, along)
     if options.json:
         Path(options.json).write_text(json.dumps(report.as_json(), indent=2) + "\n")
     print_report(report, phase, out)

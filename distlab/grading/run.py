@@ -71,6 +71,8 @@ def call_pytest(files: Iterable[str], plugins: list[object], *options: str) -> N
         *options,
     ]
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other packages' plugins cost time
+    for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):  # a person's own habits with pytest
+        os.environ.pop(name, None)
     gc.freeze()  # torch is no garbage: a search through it takes half a second each time
     pytest.main(arguments, plugins=plugins)
     gc.unfreeze()

@@ -99,8 +99,9 @@ class ExerciseResult:
 
 @dataclass
 class Report:
-    """All that was graded in one run. ``references``: how the recorded runs that it was compared
-    with were made, by workload."""
+    """All that was graded in one run. ``along``: exercises that were not asked for, and passed with
+    all their checks, because others build on them. ``references``: how the recorded runs that it
+    was compared with were made, by workload."""
 
     phase: int
     impl: str
@@ -113,6 +114,7 @@ class Report:
     student: str | None = None  # empty where learners grade their own work
     submission_hash: str | None = None
     references: dict[str, str] = field(default_factory=dict)
+    along: list[str] = field(default_factory=list)
 
     @property
     def score(self) -> int:

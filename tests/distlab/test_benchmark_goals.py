@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import statistics
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +14,7 @@ from benchmarks import agreement, book, goals, run
 from benchmarks.claims import broken, claims
 from benchmarks.goals import Goal
 from benchmarks.pairs import Case, Paired, Start
+from benchmarks.ratio import Ratio, over_starts
 from distlab.course import progress
 from distlab.course.catalogue import root
 
@@ -111,8 +114,17 @@ def test_runs_agree_where_intervals_overlap_and_words_are_the_same(
         path = book.path_of(name, paired)
         path.parent.parent.mkdir(parents=True, exist_ok=True)
         progress.write(path, asdict(found))
-    found_in = [agreement.ratios([first], name) for name in (runs[0], runs[2])]
-    assert agreement.counts(*found_in) == (4, 2, 2, 1)
     shown = agreement.compared([first])
     assert shown is not None
-    assert shown.rows == [[runs[0], runs[2], "4", "2 (50%)", "2 (50%)", "1 (25%)"]]
+    assert shown.rows == [[runs[0], runs[2], "4", "2 (50%)", "2 (50%)", "1 (25%)", "100%"]]
+
+
+def test_chance_changes_words_where_an_interval_ends_at_a_border() -> None:
+    draw = random.Random(0)
+    near = [draw.gauss(0.95, 0.03) for _ in range(9)]
+    middle = statistics.median(near)
+    for high, least, most in ((1.0, 0.4, 0.7), (0.95, 0.95, 1.0)):
+        share = agreement.by_chance(Ratio(middle, 0.9, high, 9), near)
+        assert least < share <= most
+    same = agreement.by_chance(over_starts([0.9] * 9), [0.9] * 9)
+    assert same == 1

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,6 +90,7 @@ def table(**ranks: Ranks) -> Paired:
     return Paired("A table: of two", ("case",), "ms", pairs, lambda: cases, 3, "a note")
 
 
+busy_seconds = machine._busy_seconds  # the fixture below puts another one there
 PASS = "to measure"  # the end of the line that begins a pass over the rows
 
 
@@ -200,6 +203,38 @@ def test_load_of_others_is_what_this_process_did_not_use(monkeypatch: pytest.Mon
     assert not load.alone
 
 
+def test_a_processor_that_another_machine_has_is_busy(tmp_path: Path) -> None:
+    """user, nice, system, idle, iowait, irq, softirq, steal, guest (which user has already)."""
+    stat, tick = tmp_path / "stat", os.sysconf("SC_CLK_TCK")
+    free = 1000 * tick
+    counts = [tick, tick, tick, free, free, 0, 0, 4 * tick, tick, 0]
+    all_of_them, first = " ".join(map(str, counts)), "1 1 1 9 9 0 0 1 1 0"
+    stat.write_text(f"cpu  {all_of_them}\ncpu0 {first}\n", encoding="ascii")
+    assert busy_seconds(stat) == 7
+
+
+def test_a_run_of_another_machine_does_not_go_on_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["run", "--run", "2026-01-01-aaaaaaaa", "ddp"])
+    with pytest.raises(SystemExit) as ended:
+        run.main()
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert "2026-01-01-aaaaaaaa: a run goes on where it began" in told
+    assert f"this machine's is {book.this_machine()}" in told
+
+
+def test_the_page_shows_what_most_starts_counted() -> None:
+    def starts(*facts: str) -> list[dict[str, Any]]:
+        return [{"facts": {"fact": fact}} for fact in facts]
+
+    assert page.fact(starts("tree", "ring", "tree"), "fact") == "tree (2 of 3 starts)"
+    assert page.fact(starts("tree", "tree"), "fact") == "tree"
+    assert page.fact(starts("9.5%", "10.5%", "9.9%"), "fact") == "9.9%"
+    assert page.fact(starts("tree"), "another") == ""
+
+
 def test_the_page_shows_every_run_and_keeps_other_tables() -> None:
     pair = table(quick=Ranks(0.5))
     for name in ("2026-01-01-aaaa", "2026-01-02-bbbb"):
@@ -208,6 +243,7 @@ def test_the_page_shows_every_run_and_keeps_other_tables() -> None:
     text = page.page(old, [pair], [])
     assert text.count("0.50 [0.50, 0.50] faster") == 2
     assert "| case | ours, ms | theirs, ms |" in text
+    assert "\n2026-01-01-aaaa, 2026-01-02-bbbb: " in text  # one machine, one line
     assert "## Another\n\nits note\n\n| a |\n| --- |\n| 1 |\n\nMeasured on " in text
     assert page.page(text, [pair], []) == text
 

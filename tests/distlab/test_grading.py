@@ -183,6 +183,7 @@ def test_blocked_and_substituted(folder: Path) -> None:
     assert by_id["1.5"].used_solution_of == ["1.1", "1.2"]
     assert by_id["1.6"].verdict == "pass"
     assert by_id["1.8"].verdict == "blank"
+    assert report.along == ["1.3", "1.4"], "1.1 and 1.2 are broken"
     allreduce = (solution / "simple_allreduce.py").read_text()
     wrong = allreduce.replace("    check_op(tensor, op)\n", "    return\n", 1)
     (folder / "template_simple_allreduce.py").write_text(wrong)

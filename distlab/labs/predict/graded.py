@@ -35,7 +35,7 @@ def graded(scene: Scene, seed: int, given: Mapping[str, float], impl: str) -> li
     """Run the program, and compare. ValueError with the learner's line if the run fails."""
     exercise = load_course().exercise(scene.exercise)
     source = runnable(exercise, impl)
-    passes = {*progress.known_passes(exercise.phase), exercise.id}
+    passes = {*progress.known_passes(exercise.phase.exercises), exercise.id}
     others = [each for each in exercise.phase.exercises if each.id not in passes]
     replaced = others if impl == "templates" and has_solutions() else []
     protect_this_process()
