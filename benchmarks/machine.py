@@ -47,8 +47,12 @@ def described(machine: dict[str, str | int]) -> str:
 
 def _busy_seconds(stat: Path = Path("/proc/stat")) -> float:
     """Seconds that all processors together were not free since the machine started. A virtual
-    machine's processor that waits for the host's ("steal") is not free: another machine has it."""
-    counted, *_ = stat.read_text(encoding="ascii").splitlines()
+    machine's processor that waits for the host's ("steal") is not free: another machine has it.
+    0 where the system can't tell."""
+    try:
+        counted, *_ = stat.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0.0
     _, user, nice, system, _, _, irq, softirq, stolen, *_ = counted.split()
     ticks = sum(map(int, (user, nice, system, irq, softirq, stolen)))
     return ticks / os.sysconf("SC_CLK_TCK")

@@ -14,7 +14,6 @@ import contextlib
 import json
 import os
 import random
-import resource
 import signal
 import sys
 import time
@@ -27,6 +26,7 @@ from distlab.course.catalogue import load_course, root
 from distlab.host.processes import die_with_parent
 
 from . import soak_page
+from .machine import Load
 from .soak_book import Book, Verdict
 from .soak_subjects import Subject, subjects
 
@@ -122,45 +122,14 @@ def busy(count: int) -> Iterator[None]:
             os.waitpid(pid, 0)
 
 
-class OthersShare:
-    """The share of the processors that other programs used, that is, programs not
-    started by this process."""
-
-    def __init__(self) -> None:
-        self.begun, self.all, self.own = time.monotonic(), _busy_seconds(), _own_seconds()
-
-    def __call__(self) -> float:
-        """The share since this object was made; children count once they have ended."""
-        wall = time.monotonic() - self.begun
-        others = (_busy_seconds() - self.all) - (_own_seconds() - self.own)
-        return max(0.0, others / (wall * (os.cpu_count() or 1)))
-
-
-def _busy_seconds() -> float:
-    """Seconds that all processors together have worked; 0 where the system can't tell."""
-    try:
-        first = Path("/proc/stat").read_text(encoding="utf-8").partition("\n")[0]
-    except OSError:
-        return 0.0
-    user, nice, system, _, _, irq, softirq, steal, *_ = map(int, first.split()[1:])
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
-
-
-def _own_seconds() -> float:
-    """CPU seconds of this process and of all its descendants that have ended."""
-    who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    return sum(u.ru_utime + u.ru_stime for u in map(resource.getrusage, who))
-
-
 def soak_once(
     book: Book, subject: Subject, loaded: bool, seed: int, per_core: int = PER_CORE
 ) -> str:
     """Grade once and note it; returns the line to print."""
-    before, share = os.getloadavg()[0], OthersShare()
-    begun = time.monotonic()
-    with busy(per_core * (os.cpu_count() or 1)) if loaded else contextlib.nullcontext():
+    cores, begun = os.cpu_count() or 1, time.monotonic()
+    with Load() as load, busy(per_core * cores if loaded else 0):
         found = graded(subject, seed)
-    others = share()
+    others = load.others / cores
     quiet = others <= DISTURBED
     condition = "loaded" if loaded else "idle" if quiet else "disturbed"
     verdicts = [
@@ -173,13 +142,13 @@ def soak_once(
         for f in found
     ]
     at = datetime.now().isoformat(timespec="seconds")
-    after = os.getloadavg()[0]
     book.note(subject.name, verdicts, condition, seed=seed, at=at)
     book.write()
     wrong = [v for v in verdicts if v.wrong]
     line = (
         f"{at}  {subject.name}, {condition}: {len(verdicts)} verdicts, {len(wrong)} wrong; seed "
-        f"{seed}, {time.monotonic() - begun:.0f} s, load average {before:.1f} -> {after:.1f}"
+        f"{seed}, {time.monotonic() - begun:.0f} s, "
+        f"load average {load.before:.1f} -> {load.after:.1f}"
     )
     if not loaded:
         line += f", others used {others:.0%} of the processors"

@@ -162,7 +162,9 @@ def _memory(rows: Sequence[Row], alone: float) -> list[Row]:
     return found
 
 
-def _shares(memory: Sequence[Row], bandwidth: float, cached: dict[int, float]) -> dict[str, float]:
+def _shares(
+    memory: Sequence[Row], bandwidth: float, cached: dict[int, float]
+) -> dict[str, float]:
     """By operator, of the longest kernel. Where caches count, the median over sizes: an operator
     that is bound by arithmetic gains less by them than one that is bound by memory."""
     points = [(math.log2(size), faster) for size, faster in sorted(cached.items())]

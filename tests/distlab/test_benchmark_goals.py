@@ -114,6 +114,11 @@ def test_runs_agree_where_intervals_overlap_and_words_are_the_same(
         path = book.path_of(name, paired)
         path.parent.parent.mkdir(parents=True, exist_ok=True)
         progress.write(path, asdict(found))
+    first_run, second_run = (
+        {key: over_starts(each) for key, each in agreement.starts([first], name).items()}
+        for name in (runs[0], runs[2])
+    )
+    assert agreement.counts(first_run, second_run) == (4, 2, 2, 1)
     shown = agreement.compared([first])
     assert shown is not None
     assert shown.rows == [[runs[0], runs[2], "4", "2 (50%)", "2 (50%)", "1 (25%)", "100%"]]

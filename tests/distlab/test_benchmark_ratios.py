@@ -211,6 +211,7 @@ def test_a_processor_that_another_machine_has_is_busy(tmp_path: Path) -> None:
     all_of_them, first = " ".join(map(str, counts)), "1 1 1 9 9 0 0 1 1 0"
     stat.write_text(f"cpu  {all_of_them}\ncpu0 {first}\n", encoding="ascii")
     assert busy_seconds(stat) == 7
+    assert busy_seconds(tmp_path / "another system") == 0
 
 
 def test_a_run_of_another_machine_does_not_go_on_here(
