@@ -17,8 +17,6 @@ from distlab.course.catalogue import load_course, root
 from distlab.grading.asked import _known
 from distlab.grading.command import _parser
 
-pytestmark = pytest.mark.verdict
-
 COURSE = load_course()
 
 
