@@ -199,10 +199,10 @@ def _exercise(entry: dict[str, Any], phases: list[Phase], base: Path) -> Exercis
 
 def functions_of(exercise: Exercise) -> list[str]:
     """Qualified names of the functions whose bodies hold the exercise's regions."""
-    if not exercise.solution_path.is_file():
+    path = exercise.solution_path
+    if not path.is_file():
         return list(_indexed(exercise)["functions"])
-    text = exercise.solution_path.read_text(encoding="utf-8")
-    return list(_functions(text).get(exercise.id, ()))
+    return list(_functions(path, path.stat().st_mtime_ns).get(exercise.id, ()))
 
 
 def places_of(exercise: Exercise) -> int:
@@ -240,8 +240,10 @@ def _entries(text: str) -> dict[str, dict[str, Any]]:
 
 
 @functools.cache
-def _functions(text: str) -> dict[str, list[str]]:
-    """``functions_of`` by exercise; cached, because a grader asks for every check."""
+def _functions(solution: Path, changed: int) -> dict[str, list[str]]:
+    """``functions_of`` by exercise; cached, because a grader asks for every check. ``changed``: the
+    time of the file's last save."""
+    text = solution.read_text(encoding="utf-8")
     found: dict[str, list[str]] = {}
     regions = regions_of(text)
     for name, node in functions_in(ast.parse(text)):

@@ -21,7 +21,7 @@ from ..host.processes import die_with_parent
 from ..observe.raised import describe
 from ..ranks.content import packed
 from ..ranks.context import RankContext
-from ..ranks.process import Pipe
+from ..ranks.process import Pipe, keep_no_stacks
 from ..ranks.results import PIPE_LOST
 from . import internals
 from .child_report import RankData, report
@@ -64,6 +64,7 @@ class Child:
         try:
             _detach(parent, output_fd)
             _stay_on_one_core()
+            keep_no_stacks()
             gc.set_threshold(50_000, 20, 100)
             gc.freeze()  # what the parent made is not searched again, and its pages stay shared
             signal.signal(TIME_IS_UP, lambda *_: entered().scheduler.over.set())

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -400,6 +401,19 @@ def test_ranks_start_from_different_random_states() -> None:
     first, again = (run_ranks(body, 3, process_group=False, seed=5) for _ in range(2))
     assert not torch.equal(first[0], first[1])
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("tier", [run_ranks, run_virtual])
+def test_a_seed_keeps_no_stack(
+    tier: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def body(ctx: RankContext) -> float:
+        torch.manual_seed(3)
+        return torch.rand(1).item()
+
+    want = body(RankContext(0, 1, torch.device("cpu"), 0))
+    monkeypatch.setattr(traceback, "format_stack", lambda: pytest.fail("a stack was formatted"))
+    assert [*tier(body, 2)] == [want, want]
 
 
 def test_world_size_must_be_positive() -> None:
