@@ -84,6 +84,7 @@ def compared(tables: Sequence[Paired]) -> Table | None:
         f"anew, {DRAWS} times, from those of either run. It is below 100 %, because the word of "
         "many ratios hangs on a few percent. Names of runs end with a digest of the machine. "
         "Another processor has other ratios, whether the programs are the same or not. Programs "
-        "have changed between runs, too."
+        "have changed between runs, too. Runs before 2026-11-29 do not tell the processor's "
+        "generation, so one of their digests may stand for several processors."
     )
     return Table(TITLE, header, rows, note)

@@ -22,6 +22,7 @@ def fingerprint() -> dict[str, str | int]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {
         "cpu": cpu_name(),
+        "generation": cpu_generation(),
         "cores": os.cpu_count() or 1,
         "memory_gib": round(memory),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU",
@@ -31,17 +32,31 @@ def fingerprint() -> dict[str, str | int]:
     }
 
 
+def cpu_generation(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's numbers and the vector instructions that torch uses. A virtual machine may
+    call processors of several generations by the same name; their times are not comparable."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    names = {"cpu family": "family", "model": "model", "CPU part": "part"}
+    numbers = [f"{name} {told[key]}" for key, name in names.items() if key in told]
+    return ", ".join([*numbers, torch.backends.cpu.get_cpu_capability()])
+
+
 def name_of(machine: dict[str, str | int]) -> str:
     """Eight digits that are the same for the same fingerprint."""
     return hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def described(machine: dict[str, str | int]) -> str:
-    """The fingerprint in one line."""
+    """The fingerprint in one line. Older ones do not have the generation."""
+    generation = f" ({machine['generation']})" if "generation" in machine else ""
     return (
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB memory, "
-        f"{machine['gpu']}; {machine['system']}, Python {machine['python']}, "
-        f"torch {machine['torch']}, gloo over loopback"
+        f"{machine['cpu']}{generation}, {machine['cores']} cores, "
+        f"{machine['memory_gib']} GiB memory, {machine['gpu']}; {machine['system']}, "
+        f"Python {machine['python']}, torch {machine['torch']}, gloo over loopback"
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import book, common, machine, page, run
 from benchmarks.claims import Claim, broken
@@ -212,6 +213,27 @@ def test_a_processor_that_another_machine_has_is_busy(tmp_path: Path) -> None:
     stat.write_text(f"cpu  {all_of_them}\ncpu0 {first}\n", encoding="ascii")
     assert busy_seconds(stat) == 7
     assert busy_seconds(tmp_path / "another system") == 0
+
+
+def test_processors_of_one_name_have_different_fingerprints(tmp_path: Path) -> None:
+    """Virtual machines call two generations "AMD EPYC"; one of them takes 30 times as long for
+    bfloat16."""
+    told = []
+    for model in (1, 17):
+        cpuinfo = tmp_path / f"{model}"
+        core = f"cpu family\t: 25\nmodel\t\t: {model}\nmodel name\t: AMD EPYC\n\n"
+        cpuinfo.write_text(2 * core, encoding="utf-8")
+        told.append(machine.cpu_generation(cpuinfo))
+    vectors = torch.backends.cpu.get_cpu_capability()
+    assert told == [f"family 25, model {model}, {vectors}" for model in (1, 17)]
+    assert machine.cpu_generation(tmp_path / "another system") == vectors
+    here = machine.fingerprint()
+    assert here["generation"] == machine.cpu_generation()
+    digests = {machine.name_of(here | {"generation": each}) for each in told}
+    assert len(digests) == 2
+    older = {name: value for name, value in here.items() if name != "generation"}
+    assert machine.described(older).startswith(f"{here['cpu']}, ")
+    assert machine.described(here).startswith(f"{here['cpu']} ({here['generation']}), ")
 
 
 def test_a_run_of_another_machine_does_not_go_on_here(
