@@ -55,7 +55,7 @@ def described(machine: dict[str, str | int]) -> str:
     generation = f" ({machine['generation']})" if "generation" in machine else ""
     return (
         f"{machine['cpu']}{generation}, {machine['cores']} cores, "
-        f"{machine['memory_gib']} GiB memory, {machine['gpu']}; {machine['system']}, "
+        f"{machine['memory_gib']} GiB memory, {machine['gpu']}. {machine['system']}, "
         f"Python {machine['python']}, torch {machine['torch']}, gloo over loopback"
     )
 
