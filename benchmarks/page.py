@@ -16,6 +16,7 @@ from .pairs import Paired
 from .ratio import EQUAL, LEAST_STARTS
 
 NUMBER = re.compile(r"-?[\d.]+%?")
+SHOWN = 3  # of the newest runs that have a table: more columns cannot be read
 HEAD = f"""# Benchmarks
 
 `make bench` measures everything, alone on the machine: in three hours on a calm machine, in about
@@ -31,8 +32,9 @@ are spread over all hours of the run. "0.94 [0.91, 0.97] faster" is the median o
 ±{EQUAL:.0%} of 1, "faster" or "slower" if the interval leaves out 1, and else "unknown". A start
 does not count if other programs, or other virtual machines of the same host, used more than a tenth
 of a processor (the host's share counts in runs since 2026-11-29). Raw numbers, with the machine and
-its load, are in [results](results). Times in ms are medians of the newest run. Below a table stand
-its goals, and what was tried where they are missed.
+its load, are in [results](results). A table shows the newest {SHOWN} runs that have it. Times in ms
+are medians of the newest run. Below a table stand its goals, and what was tried where they are
+missed.
 
 `make soak` writes the table of wrong verdicts. `python -m benchmarks.kernels --out FILE` times the
 kernels of one GPU, and whole steps of training. [kernels_h100.json](kernels_h100.json) has the
@@ -59,13 +61,14 @@ def page(old: str, paired: Sequence[Paired], tables: Sequence[Table]) -> str:
 
 
 def section(table: Paired) -> str | None:
-    """A paired table over all runs; None if no run has it."""
+    """A paired table over the newest runs that have it; None if no run has it."""
     of_runs = {run: found for run in book.runs() if (found := book.read(run, table)).cases}
     books = [*of_runs.values()]
     if not books:
         return None
     header = [*table.labels, *(_times(table) if len(table.pairs) == 1 else []), *table.facts]
-    columns = [(a, b, run) for a, b in table.pairs for run in of_runs]
+    shown = dict([*of_runs.items()][-SHOWN:])
+    columns = [(a, b, run) for a, b in table.pairs for run in shown]
     header += [f"{a} : {b}, {run}" for a, b, run in columns]
     rows = []
     for case in table.cases():
@@ -76,10 +79,10 @@ def section(table: Paired) -> str | None:
         if len(table.pairs) == 1:
             row += [_number(_median(starts, who)) for who in table.pairs[0]]
         row += [fact(starts, name) for name in table.facts]
-        row += [str(of_runs[run].ratio(case.name, a, b) or "") for a, b, run in columns]
+        row += [str(shown[run].ratio(case.name, a, b) or "") for a, b, run in columns]
         rows.append(row)
-    shown = Table(table.title, header, rows, table.note).markdown()
-    return "\n\n".join([shown, *goals.in_words(table, books), _machines(of_runs)])
+    text = Table(table.title, header, rows, table.note).markdown()
+    return "\n\n".join([text, *goals.in_words(table, books), _machines(shown)])
 
 
 def _machines(of_runs: Mapping[str, book.Book]) -> str:

@@ -258,15 +258,18 @@ def test_the_page_shows_what_most_starts_counted() -> None:
     assert page.fact(starts("tree"), "another") == ""
 
 
-def test_the_page_shows_every_run_and_keeps_other_tables() -> None:
+def test_the_page_shows_the_newest_runs_and_keeps_other_tables() -> None:
     pair = table(quick=Ranks(0.5))
-    for name in ("2026-01-01-aaaa", "2026-01-02-bbbb"):
+    names = [f"2026-01-0{day}-aaaa" for day in range(1, page.SHOWN + 2)]
+    for name in names:
         book.measure({"module": pair}, name, MOST_STARTS, lambda line: None)
     old = page.page("", [], [common.Table("Another", ["a"], [["1"]], "its note")])
     text = page.page(old, [pair], [])
-    assert text.count("0.50 [0.50, 0.50] faster") == 2
+    assert text.count("0.50 [0.50, 0.50] faster") == page.SHOWN
     assert "| case | ours, ms | theirs, ms |" in text
-    assert "\n2026-01-01-aaaa, 2026-01-02-bbbb: " in text  # one machine, one line
+    assert f"\n{', '.join(names[1:])}: " in text  # one machine, one line
+    assert f"ours : theirs, {names[0]}" not in text
+    assert f"| {names[0]} | {names[1]} | 1 |" in text  # all runs are compared
     assert "## Another\n\nits note\n\n| a |\n| --- |\n| 1 |\n\nMeasured on " in text
     assert page.page(text, [pair], []) == text
 
